@@ -29,7 +29,6 @@ from . import (
     static,
     step_profiler,
     topology,
-    trainers,
     updates,
 )
 from .evidence import Evidence
@@ -51,7 +50,6 @@ _PARTS = (
     (static, private_names.STATIC),
     (parameter_servers, ""),
     (rank_check, ""),
-    (trainers, ""),
     (remaining_fields, ""),
     (after_update, ""),
 )

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 _remark_callbacks: list[Callable[[str], None]] = []
 # The names of functions that have failed.
 _remarked: set[str] = set()
-# Tests replace this to make every watching function fail. Nothing else does: it is called several
-# times in each step.
-_call: Callable[..., Any] | None = None
 
 
 class Disproved(RuntimeError):
@@ -47,9 +44,7 @@ def watching(what: str, otherwise: Any = None) -> Callable[[Function], Function]
             if is_left_out:
                 return otherwise
             try:
-                if _call is None:
-                    return function(*args, **options)
-                return _call(function, *args, **options)
+                return function(*args, **options)
             except Disproved:
                 raise
             except Exception as error:

@@ -113,16 +113,10 @@ def auto_limit_bytes(gradient_bytes: int) -> float:
     return max(gradient_bytes / 10, _LEAST_AUTO_BYTES)
 
 
-def describe_auto(gradient_bytes: int) -> tuple[float, str]:
-    """Return the limit of `auto` in MB, and its explanation for the table.
+def auto_limit_mb(gradient_bytes: int) -> float:
+    """Return the limit of `auto` in MB, as the table shows it.
 
-    >>> describe_auto(20 * MEBIBYTE)
-    (2.0, 'auto: a tenth of 20 MB of gradients')
-    >>> describe_auto(2 * MEBIBYTE)
-    (1.0, 'auto: a tenth of 2 MB of gradients, but at least 1 MB')
+    >>> auto_limit_mb(20 * MEBIBYTE), auto_limit_mb(2 * MEBIBYTE)
+    (2.0, 1.0)
     """
-    limit = auto_limit_bytes(gradient_bytes)
-    words = f"auto: a tenth of {gradient_bytes / MEBIBYTE:.3g} MB of gradients"
-    if limit > gradient_bytes / 10:
-        words += ", but at least 1 MB"
-    return float(f"{limit / MEBIBYTE:.3g}"), words
+    return float(f"{auto_limit_bytes(gradient_bytes) / MEBIBYTE:.3g}")

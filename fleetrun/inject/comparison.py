@@ -2,17 +2,16 @@
 
 First every rank sends one checksum of all its parameters. Only if these differ does each parameter
 get one, and those that differ are compared one by one. Differences by rounding are allowed: kernels
-differ between devices. Parameters that no gradient trains are left out, such as running statistics,
-which each rank computes from its own data.
+differ between devices. Parameters that no dense gradient trains are left out: running statistics,
+which each rank computes from its own data, and tables with sparse gradients, of which Paddle's Adam
+on CPUs updates a row beyond those with gradients (seen with 2.6.2 and 3.3.1, in one process, too).
 
 Whatever the result, all ranks run the same collectives in the same order.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-import operator
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,14 +19,8 @@ from typing import NamedTuple
 from . import border, checksums, topology
 from .replicas import ComparedRanks, Part, reference
 
-# Bits: gradients train the parameter; its gradients are sparse.
-TRAINED, SPARSE = 1, 2
 # The difference that one update may cause, in units in the last place.
 _ULPS_PER_UPDATE = 4
-# The most rows of a table with sparse gradients that may differ, and at most one in so many. Adam
-# on CPUs reads one number past the list of rows with gradients (seen with 2.6.2 and 3.3.1, in one
-# process, too), and updates that row if it exists.
-_FEW, _ONE_IN = 8, 100
 # The most parameters or ranks that a note names.
 _MOST_NAMES = 4
 # The count of a rank that could not compute its numbers.
@@ -45,35 +38,37 @@ class Comparison(NamedTuple):
     is_exact: bool = True
     # The first parameter that differs by more than rounding, as a clause.
     difference: str = ""
-    # Tables that differ in a few rows, and parameters that differ untrained.
-    tables: Sequence[str] = ()
-    untrained: Sequence[str] = ()
+    # The parameters that differ and are left out.
+    left_out: Sequence[str] = ()
     # The rank that could not take part.
     failed: int | None = None
 
 
 class _Own(NamedTuple):
-    """The parameters of this rank, the checksum of each, and its bits."""
+    """The parameters of this rank, the checksum of each, and whether gradients train it."""
 
     parts: Mapping[str, Part]
     sums: list[int]
-    bits: list[int]
+    trained: list[int]
 
 
 @border.watching(WHAT)
-def _read(parts: Mapping[str, Part], seen: Callable[[Part], int]) -> _Own:
+def _read(parts: Mapping[str, Part], is_trained: Callable[[Part], bool]) -> _Own:
     sums = checksums.of_values([part.value for part in parts.values()])
-    return _Own(parts, sums, [*map(seen, parts.values())])
+    return _Own(parts, sums, [int(is_trained(part)) for part in parts.values()])
 
 
 def compare(
-    parts: Mapping[str, Part], seen: Callable[[Part], int], ranks: ComparedRanks, updates: int
+    parts: Mapping[str, Part],
+    is_trained: Callable[[Part], bool],
+    ranks: ComparedRanks,
+    updates: int,
 ) -> Comparison:
     """Compare PARTS, by name, with their copies on RANKS after UPDATES updates.
 
-    SEEN returns the bits of one.
+    IS_TRAINED: whether dense gradients of this rank train one.
     """
-    own = _read(parts, seen)
+    own = _read(parts, is_trained)
     numbers = [_FAILED, 0]
     if own is not None:
         numbers = [len(own.sums), zlib.crc32(json.dumps(own.sums).encode())]
@@ -92,32 +87,26 @@ def compare(
 def _compare_each(own: _Own, ranks: ComparedRanks, ulps: float) -> Comparison:
     """Compare the parameters one by one."""
     count = len(own.sums)
-    columns = [*zip(*ranks.gather([*own.sums, *own.bits]))]
+    columns = [*zip(*ranks.gather([*own.sums, *own.trained]))]
     sums = [dict(zip(ranks.ranks, column)) for column in columns[:count]]
-    bits = [functools.reduce(operator.or_, column) for column in columns[count:]]
-    apart, untrained, is_exact = [0] * count, [], True
+    apart, left_out, is_exact = [0] * count, [], True
     for index, (name, part) in enumerate(own.parts.items()):
         if len({*sums[index].values()}) == 1:
             continue
-        if bits[index] & TRAINED:
+        if any(columns[count + index]):
             is_exact = False
             apart[index] = ranks.apart(sums[index], checksums.as_array(part.value), ulps)
         else:
-            untrained.append(name)
-    tables, difference = [], ""
-    for (name, part), rows, own_sums, bit in zip(
-        own.parts.items(), zip(*ranks.gather(apart)), sums, bits
-    ):
-        if not any(rows):
-            continue
-        shape = list(checksums.as_array(part.value).shape)
-        if bit & SPARSE and max(rows) <= min(_FEW, shape[0] // _ONE_IN):
-            tables.append(name)
-        elif not difference:
+            left_out.append(name)
+    difference = ""
+    for (name, part), rows, own_sums in zip(own.parts.items(), zip(*ranks.gather(apart)), sums):
+        if any(rows):
+            shape = list(checksums.as_array(part.value).shape)
             bad = [rank for rank, number in zip(ranks.ranks, rows) if number]
             differ = _these_ranks(bad, reference(own_sums), len(ranks.ranks))
             difference = f"{differ} in the parameter {name} of shape {shape}"
-    return Comparison(count - len(untrained), is_exact, difference, tables, untrained)
+            break
+    return Comparison(count - len(left_out), is_exact, difference, left_out)
 
 
 def _these_ranks(bad: Sequence[int], first: int, size: int) -> str:

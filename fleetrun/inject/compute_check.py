@@ -1,10 +1,9 @@
 """Checks that Paddle computes on GPUs: `python compute_check.py [GPU...]` prints JSON.
 
-Each check runs in a process of its own, which may crash or hang. One loads the NVIDIA libraries
-that this Paddle needs, by Paddle's own loader. The others, one for each GPU (two at most), compute
-a product, a convolution and a sum over the ranks. `--cpu RANKS` checks CPUs, and a leading `--say`
-prints lines of text and sets exit code 1 if something is wrong. It needs only Paddle: scripts/setup
-runs it before fleetrun is installed.
+A process for each GPU (two at most), which may crash or hang, loads the NVIDIA libraries that this
+Paddle needs, by Paddle's own loader, and computes a product, a convolution and a sum over the
+ranks. `--cpu RANKS` checks CPUs, and a leading `--say` prints lines of text and sets exit code 1 if
+something is wrong. It needs only Paddle: scripts/setup runs it before fleetrun is installed.
 
 `--link` links the libraries of the nvidia-* packages into Paddle's folder, where Paddle finds them:
 a wheel that needs `libcudnn.so` does not find `libcudnn.so.8`.
@@ -50,21 +49,6 @@ def step(name: str) -> None:
     print(_MARK + name, flush=True)
 
 
-def ask_libraries() -> None:
-    """Make Paddle load its lazily loaded libraries, and report the missing ones."""
-    step("import")
-    from paddle.base import core
-
-    step("libraries")
-    for version in ("cudnn_version", "nccl_version"):
-        # A missing library is an exception, or a warning on stderr.
-        try:
-            getattr(core, version, int)()
-        except Exception as error:  # noqa: PERF203 - each is asked
-            print(error, flush=True)
-    step("done")
-
-
 def compute(device: str) -> None:
     """Compute on DEVICE, and with the other ranks."""
     step("import")
@@ -72,6 +56,15 @@ def compute(device: str) -> None:
 
     paddle: Any = module
     ranks = int(os.environ["PADDLE_TRAINERS_NUM"])
+    if device.startswith("gpu"):
+        step("libraries")
+        core: Any = sys.modules["paddle.base.core"]
+        for version in ("cudnn_version", "nccl_version"):
+            # A missing library is an exception, or a warning on stderr.
+            try:
+                getattr(core, version, int)()
+            except Exception as error:  # noqa: PERF203 - each is asked
+                print(error, flush=True)
     step("device")
     paddle.set_device(device)
     step("product")
@@ -165,7 +158,6 @@ def prove(devices: list[str]) -> dict[str, Any]:
     """Return the faults: missing `libraries`, and the first report that `failed`, if any."""
     master, *ends = (f"127.0.0.1:{port}" for port in _free_ports(1 + len(devices)))
     is_gpu = devices[0].startswith("gpu")
-    library_checks = [_Child(["libraries"], {})] if is_gpu else []
     ranks = [
         _Child(
             ["compute", device],
@@ -182,9 +174,7 @@ def prove(devices: list[str]) -> dict[str, Any]:
         for rank, device in enumerate(devices)
     ]
     reports = _wait(ranks)
-    libraries = {
-        name for report in reports + _wait(library_checks) for name in report.pop("libraries")
-    }
+    libraries = {name for report in reports for name in report.pop("libraries")}
     failed = [
         {"device": device, **report}
         for device, report in zip(devices, reports)
@@ -237,9 +227,7 @@ def link() -> int:
 
 def main(words: list[str]) -> None:
     """Run the check that the command line WORDS requests."""
-    if words[:1] == ["libraries"]:
-        ask_libraries()
-    elif words[:1] == ["compute"]:
+    if words[:1] == ["compute"]:
         compute(words[1])
     elif words == ["--link"]:
         print(f"{link()} links")

@@ -377,13 +377,12 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
         if id(reducer) in reducers:
             recorder.arm(id(reducer), *reducers[id(reducer)])
 
-    def begin(*_: Any, **_options: Any) -> list[tuple[int, Any]]:
-        return recorder.begin_backward()
-
     keep = watching(recorder, remember)
     kind.__init__ = __init__
     watch_method(kind, "prepare_for_backward", before=watching(recorder, prepare))
-    core.eager.run_backward = _recorded(recorder, run, begin, recorder.end_backward)
+    core.eager.run_backward = _recorded(
+        recorder, run, lambda *_, **__: recorder.begin_backward(), recorder.end_backward
+    )
 
 
 def _mapped(path: str) -> mmap.mmap:

@@ -1,7 +1,7 @@
 """Compares the parameters of the ranks, which must stay equal in data-parallel training.
 
 Ranks that differ end the job if a strategy sums the gradients. Differences after Paddle's own
-reducer are a remark, and so are a few rows of a table with sparse gradients.
+reducer are a remark, and so are those of tables with sparse gradients.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from . import border, comparison, hybrid_models, paddle_api, settings, updates
-from .check_schedule import NEVER, is_due
-from .comparison import SPARSE, TRAINED, WHAT, Comparison
+from .comparison import WHAT, Comparison
 from .dygraph.paddles_reducer import PaddlesReducer
 from .dygraph.reducer import Reducer
 from .evidence import Evidence
@@ -30,7 +29,7 @@ _ALLREDUCES = {*programs.ALLREDUCES, "c_allreduce_avg"}
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Compare after the first updates, and after later ones as `check_ranks` says."""
-    if spec.check_ranks == NEVER or not paddle_api.has(private_names.CHECK):
+    if spec.check_ranks == updates.NEVER or not paddle_api.has(private_names.CHECK):
         return
     check = _Check(spec, proof)
     after_import(
@@ -77,35 +76,32 @@ class _Check:
         self._proof = proof
         # Models of DataParallel.
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Parameters that had a gradient before a compared update, and those whose is sparse.
+        # Parameters that had a dense gradient before a compared update.
         self._had_gradient: set[str] = set()
-        self._sparse: set[str] = set()
         # By owner: the parameters and ranks that are no longer compared.
         self._done: weakref.WeakKeyDictionary[Any, set[object]] = weakref.WeakKeyDictionary()
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
-        if is_due(self._every, updates.number_of(optimizer) + 1):
+        if updates.is_due(self._every, updates.number_of(optimizer) + 1):
             for parameter in _of_optimizer(optimizer):
                 # Group sharding updates slices that it names `slice@` and the parameter's name.
                 name = parameter.name.rpartition("@")[2]
                 gradient = parameter.grad
                 # Mixed precision may keep it beside the parameter.
-                if gradient is not None or getattr(parameter, "main_grad", None) is not None:
+                if getattr(parameter, "main_grad", None) is not None or (
+                    gradient is not None and not gradient.is_selected_rows()
+                ):
                     self._had_gradient.add(name)
-                if gradient is not None and gradient.is_selected_rows():
-                    self._sparse.add(name)
 
-    def _seen(self, part: Part) -> int:
-        """Return the bits of PART that `comparison` knows."""
-        name = part.parameter.name
-        return TRAINED * (name in self._had_gradient) | SPARSE * (name in self._sparse)
+    def _is_trained(self, part: Part) -> bool:
+        return part.parameter.name in self._had_gradient
 
     def after_update(self, source: Any, _number: int) -> None:
         """Compare if an update is due."""
         count = updates.number_of(source)
         # Read here: `paddle.distributed.spawn` sets the number of ranks late.
-        if is_due(self._every, count) and world_size() > 1:
+        if updates.is_due(self._every, count) and world_size() > 1:
             if hasattr(source, "global_block"):
                 self._compare_program(source, count)
             elif hybrid_models.is_late(updates.wrapper_of(source)):
@@ -117,7 +113,7 @@ class _Check:
         """Compare the parameters that the optimizer SOURCE trains, after COUNT updates."""
         rows = self._trained_by(source)
         for row in rows:
-            self._compare(row, count, self._seen)
+            self._compare(row, count, self._is_trained)
         if not self._proof.counts.get("ranks_compared"):
             why = (
                 "no two of them hold the same parameters"
@@ -147,9 +143,9 @@ class _Check:
             self._proof.note("the ranks were not compared: the program has no allreduce")
         else:
             row = _Compared(program, variables_of(program), ComparedRanks())
-            self._compare(row, count, lambda _: TRAINED)
+            self._compare(row, count, lambda _: True)
 
-    def _compare(self, row: _Compared, count: int, seen: Callable[[Part], int]) -> None:
+    def _compare(self, row: _Compared, count: int, is_trained: Callable[[Part], bool]) -> None:
         """Compare the parameters of ROW after COUNT updates.
 
         Raises Disproved if the copies differ, unless Paddle alone has summed the gradients.
@@ -157,7 +153,7 @@ class _Check:
         key, done = (tuple(row.parts), row.ranks.ranks), self._done.setdefault(row.owner, set())
         if key in done:
             return
-        outcome = comparison.compare(row.parts, seen, row.ranks, count)
+        outcome = comparison.compare(row.parts, is_trained, row.ranks, count)
         counts = self._proof.counts
         sizes = {"parameters_compared": outcome.parameters}
         sizes["ranks_compared"] = len(row.ranks.ranks) if outcome.parameters else 0
@@ -182,18 +178,12 @@ class _Check:
         self._proof.compared_after = count
         if self._proof.ranks_equal is None:
             self._proof.ranks_equal = True
-        for names, why in (
-            (
-                outcome.untrained,
-                "which was not compared: no gradient trains it, as with running statistics",
-            ),
-            (
-                outcome.tables,
-                "in a few rows, which Paddle's own updates of sparse tables can cause",
-            ),
-        ):
-            if names:
-                self._proof.note(f"the ranks differ in {comparison.listed(names)}, {why}")
+        if outcome.left_out:
+            names = comparison.listed(outcome.left_out)
+            self._proof.note(
+                f"the ranks differ in {names}, which was not compared: no gradient trains it, as"
+                " with running statistics, or its gradients are sparse"
+            )
         if not outcome.is_exact:
             self._proof.note("the ranks are equal within rounding, not to the last bit")
 

@@ -6,55 +6,32 @@ determined here.
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
-from . import (
-    distributed_strategy,
-    paddle_api,
-    parameter_servers,
-    settings,
-    topology,
-    updates,
-)
+from . import distributed_strategy, paddle_api, parameter_servers, settings, topology, updates
 from .dygraph import reducer_report
 from .dygraph.compression import DTYPES
-from .dygraph.step_sums import PADDLES_SUMS
 from .evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
-from .import_hooks import after_import, in_place_of
 from .paddle_api import private_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import ModuleType
 
     from .evidence import Evidence
     from .spec import StrategySpec
 
-# The arguments of DataParallel that set a field; fleet passes them on by itself.
-_ARGUMENTS = {
-    "find_unused_parameters": "find_unused_parameters",
-    "last_comm_group_size_MB": "last_comm_buffer_size",
-}
-# The fields that only concern the allreduces of gradients.
-_COMMUNICATION = (*reducer_report.FIELDS, "find_unused_parameters")
-# The axes of fleet's topology along which gradients are summed.
-_SUMMED = ("dp", "sharding", "sep")
 # The capabilities that fields need; those of communication need the reducer.
 _IN_DYNAMIC_GRAPHS = {
     "gradient_merge": private_names.MERGE,
     "fuse_all_optimizer_ops": private_names.FUSED,
 }
 _NO_STEPS = "no steps were merged: gradient_merge_configs.k_steps sets how many make one update"
-_WHAT = "the report of fields"
+_NO_MODEL = "no DataParallel averages gradients here: Paddle sums them itself, or nobody does"
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Report after the first update, before the evidence is written."""
-    remaining = _RemainingFields(spec, proof)
-    if paddle_api.has(private_names.ARGUMENTS):
-        after_import("paddle.distributed.parallel", remaining.patch)
-    updates.on_update(remaining.after_update, _WHAT)
+    updates.on_update(_RemainingFields(spec, proof).after_update, "the report of fields")
 
 
 def _lacks(path: str, degrees: Mapping[str, int]) -> str:
@@ -68,29 +45,6 @@ class _RemainingFields:
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._spec = spec
         self._proof = proof
-        self._models = 0
-        # Whether Paddle looks for unused parameters of a model.
-        self._finds_unused = False
-
-    def patch(self, module: ModuleType) -> None:
-        """Patch DataParallel: arguments that the script leaves out get the strategy's values."""
-        signature = inspect.signature(module.DataParallel.__init__)
-
-        @in_place_of(module.DataParallel, "__init__")
-        def __init__(init: Any, model: Any, *args: Any, **options: Any) -> None:
-            bound = signature.bind(model, *args, **options)
-            for name, argument in _ARGUMENTS.items():
-                requested = self._spec.get(name)
-                if requested is None:
-                    continue
-                given = bound.arguments.get(argument, requested)
-                is_scripts = given != requested
-                bound.arguments[argument] = (
-                    settings.set_by_script(name, given) if is_scripts else settings.effective(name)
-                )
-            init(*bound.args, **bound.kwargs)
-            self._models += 1
-            self._finds_unused |= bool(getattr(model, "find_unused_parameters", False))
 
     def after_update(self, _source: Any, number: int) -> None:
         """Report all remaining fields after the first update."""
@@ -114,11 +68,9 @@ class _RemainingFields:
         proof = self._proof
         known = proof.known(name, value)
         if settings.script_wins(name):
-            does = settings.script_does(name)
-            value = None if does else settings.effective(name)
             if proof.status(name) is None:
                 proof.field(name, SCRIPT)
-            reason = does or "the script sets it itself"
+            value, reason = settings.effective(name), "the script sets it itself"
             proof.put(name, status=SCRIPT, in_effect=value, reason=reason)
         elif proof.status(name) is not None:
             return
@@ -127,8 +79,6 @@ class _RemainingFields:
             proof.field(name, REFUSED, reason=known["reason"])
         elif known.get("status") == NO_DIFFERENCE:
             proof.field(name, NO_DIFFERENCE, in_effect=value, evidence=known["reason"])
-        elif name == "find_unused_parameters" and self._finds_unused:
-            proof.field(name, EFFECTIVE, in_effect=value, evidence="the reducer looks for them")
         elif not name.endswith("_configs"):
             self._report_unseen(name)
 
@@ -136,19 +86,17 @@ class _RemainingFields:
         """Report NAME, which nothing has counted: it has no effect, or the count has failed."""
         obstacle = self._obstacle_to(name)
         known = self._proof.known(name, settings.effective(name))
-        if not obstacle and known.get("status") != NO_EFFECT and self._proof.failures:
+        is_known = known.get("status") == NO_EFFECT
+        if self._proof.failures and not is_known and obstacle in ("", _NO_MODEL):
             self._proof.field(name, NO_WORD, reason="the check of its effect has failed")
             return
-        is_known = known.get("status") == NO_EFFECT
         reason = obstacle or known.get("unseen") or (known["reason"] if is_known else "")
         reason = reason or "it changed nothing that this job uses"
         self._proof.field(name, NO_EFFECT, reason=str(reason))
 
     def _report_configs(self, name: str, switch: str, status: str | None) -> None:
         """Report the field NAME, the details of SWITCH, as that, which has STATUS."""
-        if settings.script_does(switch):
-            self._proof.field(name, SCRIPT, reason=f"as {switch}")
-        elif switch != "gradient_scale" and not settings.is_on(switch):
+        if switch != "gradient_scale" and not settings.is_on(switch):
             self._proof.field(name, NO_EFFECT, reason=f"{switch} is not on")
         elif status is None:
             # Only the script has enabled it, and its effect was not counted.
@@ -163,42 +111,39 @@ class _RemainingFields:
         """Report the field NAME of degrees and nested settings, as fleet has used it."""
         sizes = topology.sizes() if self._proof.graph == "dygraph" else {}
         degrees = {f"{axis}_degree": size for axis, size in sizes.items()}
-        value = settings.effective(name)
+        value, requested = settings.effective(name), self._spec.get(name)
         if not degrees or any(
             value[key] not in {degrees[key], -1} for key in degrees if key in value
         ):
             self._report_unseen(name)
             return
-        requested = self._spec.get(name)
         misfits = distributed_strategy.misfits
         idle = {path: misfits.get(f"{name}.{path}") or _lacks(path, degrees) for path in requested}
-        obstacles = [*filter(None, idle.values())]
+        obstacles = [misfits[name]] if name in misfits else [*filter(None, idle.values())]
+        if name in misfits or len(obstacles) == len(requested):
+            self._proof.field(name, NO_EFFECT, reason="; ".join(obstacles))
+            return
         used = {
             path: topology.used_setting(name, path)
             for path in requested
             if path not in degrees and not idle[path]
         }
+        is_scripts = any(setting != requested[path] for path, setting in used.items())
         counted = ", ".join(f"{path} {setting}" for path, setting in {**degrees, **used}.items())
         text = "; ".join([f"fleet has {counted}", *obstacles])
-        scripts = [path for path, setting in used.items() if setting != requested[path]]
-        if name in misfits or len(obstacles) == len(requested):
-            reason = misfits.get(name) or "; ".join(obstacles)
-            self._proof.field(name, NO_EFFECT, reason=reason)
-        elif scripts:
-            reason = f"the script sets {', '.join(scripts)} itself"
-            self._proof.field(name, SCRIPT, in_effect=value, reason=reason, evidence=text)
-        else:
-            self._proof.field(name, EFFECTIVE, in_effect=value, evidence=text)
+        status = SCRIPT if is_scripts else EFFECTIVE
+        self._proof.field(name, status, in_effect=value, evidence=text)
 
     def _obstacle_to(self, name: str) -> str:
         """Return what in this job or this Paddle prevents an effect of NAME; empty if nothing."""
         is_dynamic = self._proof.graph == "dygraph"
-        needs = private_names.REDUCER if name in _COMMUNICATION else private_names.STRATEGY
+        sends = name in reducer_report.FIELDS
+        needs = private_names.REDUCER if sends else private_names.STRATEGY
         needs = _IN_DYNAMIC_GRAPHS.get(name, needs) if is_dynamic else private_names.STATIC
         missing = paddle_api.refusal(needs) or distributed_strategy.misfits.get(name, "")
         if missing:
             return missing
-        if name not in _COMMUNICATION:
+        if not sends:
             is_merging = name == "gradient_merge" and is_dynamic
             idle = _NO_STEPS if self._spec.get(name) else "Paddle has it for static graphs only"
             return idle if is_merging else ""
@@ -206,16 +151,4 @@ class _RemainingFields:
             return "a single rank has nothing to reduce"
         if parameter_servers.are_used():
             return "with parameter servers, ranks do not reduce gradients among themselves"
-        senders = [
-            f"{sender} sends the gradients itself, {how}" for sender, how in PADDLES_SUMS.items()
-        ]
-        has_model = self._models or not is_dynamic
-        return next(iter(senders), "") or ("" if has_model else self._without_model())
-
-    def _without_model(self) -> str:
-        """Return why no model of this job is averaged by DataParallel."""
-        shared_axes = {axis: size for axis, size in topology.sizes().items() if size > 1}
-        if shared_axes and not {*shared_axes} & {*_SUMMED}:
-            layout = " x ".join(f"{axis} {size}" for axis, size in shared_axes.items())
-            return f"the layout ({layout}) sums no gradients among ranks"
-        return "the script has no data-parallel model"
+        return _NO_MODEL if is_dynamic else ""

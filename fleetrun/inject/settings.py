@@ -21,8 +21,6 @@ _spec = StrategySpec()
 _proof: Evidence | None = None
 # The script's values by field; of dictionaries only the keys that it has set.
 _script: dict[str, Any] = {}
-# Why a switch is left to the script.
-_reasons: dict[str, str] = {}
 
 
 def reset(spec: StrategySpec, proof: Evidence) -> None:
@@ -30,7 +28,6 @@ def reset(spec: StrategySpec, proof: Evidence) -> None:
     global _spec, _proof
     _spec, _proof = spec, proof
     _script.clear()
-    _reasons.clear()
 
 
 def set_by_script(name: str, value: Any) -> Any:
@@ -40,18 +37,6 @@ def set_by_script(name: str, value: Any) -> Any:
     if requested is not None and not _agree(requested, value) and _proof is not None:
         _proof.disagree(name, value, effective(name))
     return effective(name)
-
-
-def leave_to_script(name: str, reason: str) -> None:
-    """Switch NAME off for REASON, as the script does the same itself; not in mode `override`."""
-    _script[name] = False
-    if not effective(name):
-        _reasons[name] = reason
-
-
-def script_does(name: str) -> str:
-    """Return the reason of `leave_to_script` for NAME; empty if it is not left to the script."""
-    return _reasons.get(name, "")
 
 
 def effective(name: str, default: Any = None) -> Any:
@@ -74,19 +59,12 @@ def effective(name: str, default: Any = None) -> Any:
     return winner
 
 
-def effective_spec() -> StrategySpec:
-    """Return the strategy with all values in effect."""
-    build_names = {**_spec.build_strategy, **_spec.execution_strategy}
-    script_values = {
-        name: value
-        for name, value in _script.items()
-        if name not in build_names and value is not True
-    }
-    return _spec._replace(
-        strategy={name: effective(name) for name in {**script_values, **_spec.strategy}},
-        build_strategy={name: effective(name) for name in _spec.build_strategy},
-        execution_strategy={name: effective(name) for name in _spec.execution_strategy},
-    )
+def merging() -> tuple[int, bool]:
+    """Return how many micro-steps make one update, and whether gradients are averaged over them."""
+    if not effective("gradient_merge"):
+        return 1, True
+    configs = effective("gradient_merge_configs") or {}
+    return int(configs.get("k_steps", 1)), bool(configs.get("avg", True))
 
 
 def overlaps() -> bool:
@@ -134,15 +112,6 @@ def report(
         proof.field(name, status, in_effect=shown, evidence=evidence)
     else:
         proof.field(name, NO_EFFECT, reason=reason)
-
-
-def one_level(size: int, ranks: int) -> str:
-    """Return why groups of SIZE among RANKS have no second level.
-
-    >>> one_level(1, 4), one_level(8, 4)
-    ('each group has one rank', 'all 4 ranks are in one group')
-    """
-    return "each group has one rank" if size <= 1 else f"all {ranks} ranks are in one group"
 
 
 def _agree(requested: Any, script: Any) -> bool:

@@ -64,18 +64,6 @@ class StrategySpec(NamedTuple):
         is_everywhere = not {"graph", "paddle", "device"} & first.keys()
         return str(first["reason"]) if first.get("status") == "refused" and is_everywhere else ""
 
-    @property
-    def merge_steps(self) -> int:
-        """The number of micro-steps per update; 1 without gradient merge."""
-        if not self.get("gradient_merge"):
-            return 1
-        return int(self.get("gradient_merge_configs", {}).get("k_steps", 1))
-
-    @property
-    def merge_averages(self) -> bool:
-        """Whether merged gradients are averaged (Paddle's default), not summed."""
-        return bool(self.get("gradient_merge_configs", {}).get("avg", True))
-
 
 def read_spec(path: str) -> StrategySpec:
     """Read the file PATH, which the launcher wrote.

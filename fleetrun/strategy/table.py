@@ -158,8 +158,7 @@ lamb_configs:  How LAMB scales.
   .exclude_from_weight_decay = [texts]  Parameters whose names contain one of these are exempt.
 localsgd = false  Let ranks train independently for some steps, then average their parameters.
   dygraph: no effect: {static_only}
-  static: effective: for Momentum and SGD; fleetrun removes the allreduces of gradients that Paddle
-      leaves in
+  static: no effect: Paddle still sums the gradients at each step
 localsgd_configs:  When parameters are averaged.
   .k_steps = 1 steps  The number of steps between two averages.
   .begin_step = 1 steps  The first step without averaging.

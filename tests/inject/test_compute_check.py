@@ -66,7 +66,7 @@ def test_one_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     package.mkdir()
     (package / "__init__.py").write_text("import time\ndef set_device(_): time.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    results = compute_check.prove(["gpu:0"])
+    results = compute_check.prove(["npu:0"])
     assert results["failed"]["how"] == "did not answer within 3 s"
     assert results["failed"]["step"] == "device"
 
@@ -77,7 +77,7 @@ import sys
 def cudnn_version(): print({LACKING.format("/usr/lib/libcudnn.so")!r}, file=sys.stderr)
 def nccl_version(): raise RuntimeError({LACKING.format("libnccl.so")!r})
 """
-    cudnn, nccl, _ = proven(tmp_path, core=core)
+    cudnn, nccl = proven(tmp_path, core=core)
     assert cudnn.seen == "Paddle needs libcudnn.so, which is missing"
     assert nccl.seen == "Paddle needs libnccl.so, which is missing"
     version = tmp_path / "paddle" / "version"

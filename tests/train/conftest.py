@@ -41,7 +41,6 @@ REFUSALS = (
         test_one_communicator_of_gloos_is_always_waited_for
         test_optimizers_of_large_batches_take_the_place_of_the_scripts
         test_packed_programs_learn_what_plain_ones_learn
-        test_ranks_part_ways_between_averages_with_localsgd
         test_shards_of_parameters_learn_what_all_learn
         test_what_the_fused_operator_would_get_wrong_is_left_alone
         test_the_computation_goes_on_while_gradients_are_summed_unless_that_is_waited_for

@@ -2,167 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from training import MODELS, PYTHONS, ROOT, SITE, evidence, mostly, run, told, train
+from training import MODELS, PYTHONS, SITE, evidence, mostly, run, told, train
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.train
 
-MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
 BUCKETS = {"fuse_grad_size_in_num": 4, "nccl_comm_num": 2}
-# Strategies, and what fails with each of them if every call across the border fails.
-EVERYWHERE: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({**BUCKETS, **MERGE, "bf16_allreduce": True, "amp": True}, {"scaled": True}),
-    # Gradients so small that they are left to Paddle's reducer.
-    (
-        {"fuse_grad_size_in_MB": 4, "find_unused_parameters": False},
-        {"fleet": True, "trainer": True},
-    ),
-]
-# What fails in a static graph if no server runs and the launcher stops the job after two updates.
-IN_STATIC_GRAPHS = {
-    "the count of operators",
-    "the count of what is sent to servers",
-    "the count of a program's updates",
-    "the wait for other ranks at the end",
-}
-STATIC = """
-import os, sys
-import numpy as np
-import paddle
-from paddle import static
-
-border = sys.modules["_fleetrun_inject.border"]
-
-def broken(function, *args, **options):
-    if getattr(function, "func", function).__name__ == "_stop":
-        return function(*args, **options)
-    raise ValueError("(NotFound) it is broken")
-
-border._call = broken
-paddle.enable_static()
-x = static.data("x", [4, 3])
-loss = static.nn.fc(x, 1).mean()
-paddle.optimizer.SGD(0.1).minimize(loss)
-executor = static.Executor(paddle.CPUPlace())
-executor.run(static.default_startup_program())
-for _ in range(2):
-    executor.run(feed={"x": np.ones([4, 3], "float32")}, fetch_list=[loss])
-layer = paddle.nn.Linear(3, 1)
-paddle.disable_static()
-layer = paddle.nn.Linear(3, 1)
-optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
-for _ in range(2):
-    layer(paddle.ones([1, 3])).backward()
-    optimizer.step()
-raise SystemExit("the launcher's end has not come")
-"""
-
-
-def everything_watched() -> Iterator[str]:
-    """Yield the code's description of each function that is called across the border."""
-    for path in (ROOT / "fleetrun" / "inject").rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        named = {
-            target.id: node.value.value
-            for node in tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and node.args:
-                match node.func:
-                    case ast.Attribute(attr="watching"):
-                        what = node.args[0]
-                    case (
-                        ast.Attribute(attr="on_update" | "before_update") | ast.Name(id="on_update")
-                    ):
-                        what = node.args[1]
-                    case _:
-                        continue
-                if isinstance(what, ast.Constant):
-                    yield str(what.value)
-                elif isinstance(what, ast.Name) and what.id in named:
-                    yield str(named[what.id])
-
-
-def test_all_that_watches_may_fail(tmp_path: Path) -> None:
-    failed = set()
-    for place, (strategy, how) in enumerate(EVERYWHERE):
-        ran = {}
-        faults = {"well": how, "broken": {"where": "", **how}}
-        # The weights of the second are compared among its ranks only.
-        for name, fault in list(faults.items())[place:]:
-            folder = tmp_path / f"{name}{place}"
-            seen = tmp_path / f"seen-{name}{place}"
-            seen.mkdir()
-            # Weights that cannot be moved stay as they are.
-            verify = {"path": str(seen), "updates": 1000, "snapshots": 1}
-            verify["moves"] = name == "broken"
-            ran[name] = train(
-                PYTHONS["3.3.1"],
-                "failing.py",
-                folder,
-                strategy,
-                check_ranks=1,
-                profile="1-3",
-                builds={"fuse_all_optimizer_ops": True},
-                more={
-                    "FAULT": json.dumps(fault),
-                    "FLEETRUN_HEARTBEAT": str(folder / "heartbeat"),
-                    "FLEETRUN_STOP_AFTER": "1000",
-                    # This rank counts as restarted.
-                    "PADDLE_RESTART_COUNT": "1",
-                    "FLEETRUN_VERIFY": json.dumps(verify),
-                    "FLEETRUN_FLIGHT_RECORDER": str(seen / "collectives"),
-                },
-            )
-        for well in ran.get("well", ()):
-            assert well["weights"] == ran["broken"][0]["weights"]
-            assert well["remarks"] == []
-        for broken in ran["broken"]:
-            assert broken["weights"] == ran["broken"][0]["weights"]
-            failures = [
-                text.partition(" has failed and is skipped: ") for text in broken["remarks"]
-            ]
-            assert {why for _, _, why in failures} == {"ValueError: (NotFound) it is broken"}
-            # There is one remark about each.
-            assert len({what for what, _, _ in failures}) == len(failures)
-            failed |= {what for what, _, _ in failures}
-    assert failed | IN_STATIC_GRAPHS == set(everything_watched())
-
-
-@pytest.mark.parametrize("version", PYTHONS)
-def test_all_that_watches_static_graphs_may_fail(version: str, tmp_path: Path) -> None:
-    asked = told({"strategy": {"fuse_all_reduce_ops": True}})
-    (tmp_path / "strategy.json").write_text(json.dumps(asked))
-    (tmp_path / "train.py").write_text(STATIC)
-    done = run(
-        PYTHONS[version],
-        ["train.py"],
-        tmp_path,
-        PYTHONPATH=str(SITE),
-        PADDLE_PSERVERS_IP_PORT_LIST="127.0.0.1:1",
-        FLEETRUN_STOP_AFTER="2",
-        FLEETRUN_STRATEGY_FILE=str(tmp_path / "strategy.json"),
-        FLEETRUN_RECORDS=str(tmp_path / "rank.0.jsonl"),
-        FLAGS_enable_pir_api="0",
-    )
-    output = done.stdout
-    assert done.returncode == 0, output
-    for what in IN_STATIC_GRAPHS:
-        assert output.count(f"{what} has failed and is skipped: ValueError: (NotFound)") == 1, (
-            output
-        )
 
 
 @pytest.mark.parametrize("version", mostly("3.3.1"))
@@ -297,7 +149,7 @@ print(*sorted(sys.modules["_fleetrun_inject.import_hooks"]._callbacks))
 def test_all_that_ranks_communicate_by_is_patched_when_paddle_is_imported(
     version: str, tmp_path: Path
 ) -> None:
-    asked = told({"strategy": {**BUCKETS, **MERGE}, "topology": {"nranks": 2}})
+    asked = told({"strategy": {**BUCKETS, "gradient_merge": True}, "topology": {"nranks": 2}})
     (tmp_path / "strategy.json").write_text(json.dumps(asked))
     done = run(
         PYTHONS[version],

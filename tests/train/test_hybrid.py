@@ -108,11 +108,12 @@ TOLD = {
     for names, *cells in [line.strip("| ").split(" | ")]
     for name in re.findall("`([^`]+)`", names)
 }
+NO_MODEL = "no DataParallel averages gradients here: Paddle sums them itself, or nobody does"
 # What the table of a launch says for each of these.
 SAID = {
     "in backward": ("effective", ""),
-    "Paddle's own": ("no_effect", "sends the gradients itself"),
-    "nothing to send": ("no_effect", "sums no gradients among ranks"),
+    "Paddle's own": ("no_effect", NO_MODEL),
+    "nothing to send": ("no_effect", NO_MODEL),
     "merged": ("effective", "2 micro-steps made one update"),
 }
 # What runs without --long: where (a Paddle on CPUs, or a device), the layout, the strategy.

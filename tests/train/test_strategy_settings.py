@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training import PYTHONS, evidence, in_turns, run, told
+from training import PYTHONS, evidence, run, told
 
 from fleetrun.rundir import heartbeat, rankfile
 
@@ -221,63 +221,6 @@ def test_the_strategy_wins_on_request_and_ranks_that_diverge_are_stopped(tmp_pat
     assert "after update 2 rank 1 and rank 0 differ in the parameter 1.weight" in both
     assert "STEP 1" in both
     assert "STEP 2" not in both
-
-
-# Like the Trainers of PaddleNLP and PaddleFormers: two micro-steps per update.
-SUITES_TRAINER = """
-import paddle
-
-class Trainer:
-    def __init__(self, **args):
-        self.args = type("Arguments", (), args)
-
-    def train(self):
-        model = paddle.nn.Linear(4, 1)
-        optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-        for index in range(8):
-            model(paddle.ones([2, 4])).mean().backward()
-            if index % 2:
-                optimizer.step()
-                optimizer.clear_grad()
-"""
-TRAINED = """
-import os
-os.environ["FLEETRUN_RECORDS"] = "rank.0.jsonl"
-from paddlenlp.trainer.trainer import Trainer
-Trainer(gradient_accumulation_steps=2, bf16=True, fp16=False, sharding=[], recompute=True).train()
-"""
-
-
-@pytest.mark.parametrize(("version", "mode"), in_turns("defaults", "override"))
-def test_what_a_trainer_does_itself_is_not_done_twice(
-    version: str, mode: str, tmp_path: Path
-) -> None:
-    suite = tmp_path / "paddlenlp" / "trainer"
-    suite.mkdir(parents=True)
-    (suite.parent / "__init__.py").write_text("import paddle\n")
-    (suite / "trainer.py").write_text(SUITES_TRAINER)
-    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
-    asked = {**merge, "amp": True, "sharding": True, "recompute": True}
-    done, logs = train(version, tmp_path, TRAINED, {"strategy": asked, "mode": mode}, ranks=1)
-    assert done.returncode == 0, done.stdout + "".join(logs)
-    (proof,) = proofs(tmp_path)
-    outcomes = {name: (field["status"], field["reason"]) for name, field in fields(proof).items()}
-    its = "the Trainer does it itself, by its "
-    if mode == "override":
-        assert proof["updates"] == 2
-        assert outcomes["gradient_merge"][0] == "effective"
-        return
-    assert proof["updates"] == 4
-    assert outcomes == {
-        "gradient_merge": ("script", f"{its}gradient_accumulation_steps"),
-        "gradient_merge_configs": ("script", "as gradient_merge"),
-        "amp": ("script", f"{its}bf16"),
-        "recompute": ("script", f"{its}recompute"),
-        "sharding": (
-            "no_effect",
-            "in dygraph Paddle shards by hybrid_configs or group_sharded_parallel",
-        ),
-    }
 
 
 SPAWNED = (

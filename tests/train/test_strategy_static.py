@@ -72,12 +72,11 @@ def train(
     }
     (folder / "strategy.json").write_text(json.dumps(told(asked)), encoding="utf-8")
     merged = strategy.get("gradient_merge_configs", {}).get("k_steps", 1)
-    local = strategy.get("localsgd_configs", {}).get("k_steps", 0)
     argv: list[str | Path] = [
         *("-m", "fleetrun", f"--nproc_per_node={ranks}"),
         f"--env=FLEETRUN_STRATEGY_FILE={folder / 'strategy.json'}",
         SCRIPT,
-        json.dumps({"merged": merged, "local": local, "cases": cases}),
+        json.dumps({"merged": merged, "cases": cases}),
     ]
     done = run(python, argv, folder, **more)
     assert done.returncode == 0, done.stdout
@@ -295,17 +294,6 @@ def test_optimizers_of_large_batches_take_the_place_of_the_scripts(
     assert (
         trained.field(case)["status"] == trained.field(f"{case}_configs")["status"] == "effective"
     )
-
-
-@NEW
-def test_ranks_part_ways_between_averages_with_localsgd(python: Path, tmp_path: Path) -> None:
-    strategy = {"localsgd": True, "localsgd_configs": {"k_steps": 2}}
-    local = train(python, tmp_path / "local", "sgd", strategy=strategy)
-
-    local.assert_near("sgd")
-    first, second = local.ranks
-    assert first["sgd"]["weights"] != second["sgd"]["weights"]
-    assert local.field("localsgd")["status"] == "effective"
 
 
 def test_shards_of_parameters_learn_what_all_learn(tmp_path: Path) -> None:

@@ -117,10 +117,8 @@ def weights(text: str) -> str:
     return str(re.findall(r"^weights (\S+)", text, re.MULTILINE)[-1])
 
 
-MERGED = ("--set", "gradient_merge=true", "--set", "gradient_merge_configs.k_steps=2")
 KINDS = {
     "pretrain": (),
-    "merged": (),
     "accumulated": ("--gradient_accumulation_steps=2",),
     "recomputed": ("--recompute=True",),
     "lora": ("--lora",),
@@ -135,18 +133,12 @@ RENAMED = {"paddleformers": {"--recompute=True": _LAYERS}}
 def test_a_trainer_with_a_strategy_trains_as_plain_paddle(
     library: str, kind: str, tmp_path: Path
 ) -> None:
-    if (kind, library) == ("merged", "paddlenlp"):
-        pytest.skip("sums in another order move Adam's updates a third further than verify allows")
     renamed = RENAMED.get(library, {})
     more = [word for option in KINDS[kind] for word in renamed.get(option, (option,))]
     options = ["--strategy=recommended", "--nproc_per_node=2", "--updates=4"]
-    options += MERGED if kind in {"merged", "accumulated"} else ()
     done = launched(library, tmp_path, "verify", *options, *words(library, *more, "--max_steps=64"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Equal: the weights and losses are those of plain Paddle" in done.stdout
-    assert ("2 micro-steps made one update" in done.stdout) == (kind == "merged")
-    its = "script +the Trainer does it itself, by its gradient_accumulation_steps"
-    assert bool(re.search(its, done.stdout)) == (kind == "accumulated")
 
 
 @pytest.mark.parametrize(

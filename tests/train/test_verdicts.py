@@ -105,7 +105,7 @@ CASES = (
     Case(LAMB, "static", NEW, options="--adam", later=OLD),
     Case(LOCALSGD, "static", OLD, later=NEW),
     Case(ADAPTIVE, "static", NEW, later=OLD),
-    Case(SHARDING, "static", OLD, "shards static programs on GPUs only"),
+    Case(SHARDING, "static", OLD, "FLAGS_dynamic_static_unified_comm"),
     Case(SHARDING, "static", NEW),
     Case("auto=true", "static", OLD, "global work size [2]", later=NEW),
     Case("tensor_parallel=true", "static", NEW, "not in groups of 1", later=OLD),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import paddle_api
+from .. import paddle_api, settings
 from ..import_hooks import after_import
 from ..paddle_api import private_names
 from . import backward, fused_buffers, merge_hooks, multi_tensor, step_sums
@@ -20,7 +20,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     """Patch Paddle for the requested fields."""
     fused_buffers.install()
     if any(name in spec.strategy for name in REDUCER_FIELDS):
-        merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)
+        merges = settings.merging()[0] > 1 and paddle_api.has(private_names.MERGE)
         if paddle_api.has(private_names.REDUCER):
             must_sync = None
             if merges:

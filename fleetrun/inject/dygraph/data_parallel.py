@@ -19,7 +19,7 @@ from ..paddle_api import private_names, tensors
 from . import compression
 from .paddles_reducer import PaddlesReducer, averaged, choose_groups, sparse_parameters
 from .reducer import Reducer, ReducerSetup
-from .reducer_report import HIERARCHY, ReducerReport
+from .reducer_report import HIERARCHY, UNUSED, ReducerReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,12 +36,14 @@ REDUCER_FIELDS = (
     HIERARCHY[0],
     "gradient_merge",
     *compression.DTYPES,
+    UNUSED,
 )
 _PACKAGE = __name__.rpartition(".dygraph.")[0]
 # The arguments of DataParallel that set a field.
 _ARGUMENTS = {
     "comm_buffer_size": "fuse_grad_size_in_MB",
     "last_comm_buffer_size": "last_comm_group_size_MB",
+    UNUSED: UNUSED,
 }
 # The mean gradient size in bytes above which our reducer costs less over gloo, where it lets the
 # backward go on while Paddle's waits. A step with ours took 1.3 to 1.5 times as long with gradients
@@ -84,17 +86,18 @@ class Reducers:
     def _make_model(
         self, signature: inspect.Signature, init: Callable[..., None], *args: Any, **kwargs: Any
     ) -> None:
-        """Call INIT of a model; record the bucket sizes that the script passes to it."""
+        """Call INIT of a model; record what the script passes to it."""
         # Values from fleet come from its strategy, and were recorded when they were set.
         is_paddles = _caller().startswith("paddle.")
-        given = signature.bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments
         for argument, name in _ARGUMENTS.items():
             if argument in given and name in self._spec.strategy and not is_paddles:
                 settings.set_by_script(name, given[argument])
         self._script_limits_last = "last_comm_buffer_size" in given and not is_paddles
-        init(*args, **kwargs)
-        if not hasattr(args[0], "_reducer"):
-            self._report.single_rank()
+        if UNUSED in self._spec.strategy:
+            given[UNUSED] = settings.effective(UNUSED)
+        init(*bound.args, **bound.kwargs)
 
     def _init_reducer(self, init_reducer: Callable[..., None], model: Any) -> None:
         """Give MODEL a reducer, or call INIT_REDUCER."""
@@ -110,7 +113,7 @@ class Reducers:
         # As Paddle's own `init_reducer` does.
         model.group_indices = groups[::-1]
         sizes = list(map(tensors.nbytes, trained))
-        self._report.add(model, self._paddles_bytes(model, trained, sparse))
+        self._report.paddles_bytes[model] = self._paddles_bytes(model, trained, sparse)
         ranks, place = list(model.group.ranks), trained[0].place
         for other in shared:
             if isinstance(other._reducer, Reducer):
@@ -181,7 +184,7 @@ class Reducers:
     def _hand_over(self, model: Any, why: str) -> None:
         """Let Paddle's reducer average the gradients of MODEL; WHY, if the strategy needs ours."""
         if why:
-            self._report.hand_over(why)
+            self._report.why_paddles = f"Paddle's own reducer averages here: {why}"
         model._reducer = PaddlesReducer(
             model,
             self._limits[model],

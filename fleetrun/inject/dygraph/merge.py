@@ -45,7 +45,7 @@ class GradientMerge:
         if current is None:
             current = self._rounds[id(optimizer)] = MergeRound(optimizer)
             weakref.finalize(optimizer, self._rounds.pop, id(optimizer), None).atexit = False
-            current.adopt(settings.effective_spec())
+            current.adopt()
         return current
 
     def all(self) -> list[MergeRound]:
@@ -55,9 +55,8 @@ class GradientMerge:
     def _adopt_settings(self) -> None:
         """Adopt what the script sets after it has made its optimizers."""
         if not self._has_stepped:
-            spec = settings.effective_spec()
             for current in self.all():
-                current.adopt(spec)
+                current.adopt()
 
     def owners(self, parameters: Iterable[Any]) -> list[MergeRound]:
         """Return the newest round of each of PARAMETERS, each round once."""
@@ -131,8 +130,6 @@ class GradientMerge:
     @border.watching("the count of merged micro-steps")
     def _report(self, current: MergeRound) -> None:
         self._proof.graph = "dygraph"
-        if settings.script_does("gradient_merge"):
-            return
         steps = self._proof.counts["merged_steps"] = current.merged + 1
         status, reason = EFFECTIVE, ""
         if steps == 1:

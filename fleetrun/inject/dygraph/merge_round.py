@@ -15,14 +15,11 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .. import checksums, updates
-from ..check_schedule import is_due
+from .. import checksums, settings, updates
 from ..paddle_api import tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from ..spec import StrategySpec
 
 CHANGED = (
     "the script changes gradients by hand between a backward and a step, or combines those of"
@@ -83,9 +80,9 @@ class MergeRound:
         self.is_updated = True
         self._watch(self.parameters)
 
-    def adopt(self, spec: StrategySpec) -> None:
-        """Merge as SPEC says."""
-        self.steps, self.averages = spec.merge_steps, spec.merge_averages
+    def adopt(self) -> None:
+        """Merge as the settings in effect say."""
+        self.steps, self.averages = settings.merging()
 
     @property
     def parameters(self) -> list[Any]:
@@ -101,7 +98,7 @@ class MergeRound:
     @property
     def _is_exact(self) -> bool:
         """Whether this round compares values: Paddle's methods may write without a trace."""
-        return is_due("auto", self._number)
+        return updates.is_due("auto", self._number)
 
     def _check_weights(self, parameters: Sequence[Any]) -> None:
         """Raise RuntimeError if trained weights have changed since the round's first backward.

@@ -79,17 +79,10 @@ class _Fusion:
         if optimizer._use_multi_tensor and known is None:
             # The script has enabled it itself.
             return
-        if type(optimizer).__name__ != name:
-            self._why_not = f"Paddle fuses {name}, but not its subclass {type(optimizer).__name__}"
-            return
-        entries = [
-            (parameter, gradient)
-            for parameter, gradient in ([] if isinstance(pairs, dict) else pairs)
-            if not parameter.stop_gradient
-        ]
-        self._why_not = _obstacle(optimizer, entries)
-        if isinstance(pairs, dict):
-            self._why_not = "its parameters are in groups, which Paddle's fused kernels mix up"
+        entries = (
+            [] if isinstance(pairs, dict) else [pair for pair in pairs if not pair[0].stop_gradient]
+        )
+        self._why_not = _obstacle(optimizer, name, entries, in_groups=isinstance(pairs, dict))
         if self._why_not:
             optimizer._use_multi_tensor = False
             return
@@ -118,19 +111,21 @@ class _Fusion:
         )
 
 
-def _obstacle(optimizer: Any, entries: list[Any]) -> str:
-    """Return why Paddle's fused kernel cannot update ENTRIES; empty if it can."""
+def _obstacle(optimizer: Any, name: str, entries: list[Any], *, in_groups: bool) -> str:
+    """Return why Paddle's fused kernel of NAME cannot update ENTRIES; empty if it can."""
+    if type(optimizer).__name__ != name:
+        return f"Paddle fuses {name}, but not its subclass {type(optimizer).__name__}"
+    if in_groups:
+        return "its parameters are in groups, which Paddle's fused kernels mix up"
+    if getattr(optimizer, "_amsgrad", False):
+        return "Paddle's fused kernel does not support AMSGrad"
     for parameter, gradient in entries:
         if gradient.is_selected_rows():
             return f"the gradient of {parameter.name} is sparse"
         kind = str(parameter.dtype).rpartition(".")[2].lower()
         if kind not in {"float32", "fp32"}:
             return f"{parameter.name} is {kind}, and only float32 is fused"
-    if getattr(optimizer, "_amsgrad", False):
-        return "Paddle's fused kernel does not support AMSGrad"
-    if not entries:
-        return "there is nothing to update"
-    return ""
+    return "" if entries else "there is nothing to update"
 
 
 def _make_tables(optimizer: Any, name: str) -> None:

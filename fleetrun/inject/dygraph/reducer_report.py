@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import border, settings
-from ..buckets import FUSION, MEBIBYTE, describe_auto, fuses
+from ..buckets import FUSION, MEBIBYTE, auto_limit_mb, fuses
 from ..communicators import is_synchronous
 from ..evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, REFUSED, SCRIPT, plural
 from ..paddle_api import tensors
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from .reducer import Reducer
 
 HIERARCHY = ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
+UNUSED = "find_unused_parameters"
 # The backwards of each model that are counted: the second one shows the steady state.
 _COUNTED_BACKWARDS = 2
 _watching = border.watching("the count of allreduces")
-FIELDS = (*FUSION, "nccl_comm_num", "sync_nccl_allreduce", *HIERARCHY, *DTYPES)
+FIELDS = (*FUSION, "nccl_comm_num", "sync_nccl_allreduce", *HIERARCHY, *DTYPES, UNUSED)
 
 
 class ModelRow(NamedTuple):
@@ -49,31 +50,13 @@ class ReducerReport:
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._spec = spec
         self._proof = proof
-        # They are dropped with their models.
-        self._paddles_bytes: weakref.WeakKeyDictionary[Any, Sequence[int]] = (
+        # By model: the bytes of the buckets that Paddle alone has.
+        self.paddles_bytes: weakref.WeakKeyDictionary[Any, Sequence[int]] = (
             weakref.WeakKeyDictionary()
         )
         self._rows: weakref.WeakKeyDictionary[Any, ModelRow] = weakref.WeakKeyDictionary()
         # Why Paddle's reducer averages a model although the strategy needs fleetrun's.
-        self._why = ""
-
-    @_watching
-    def single_rank(self) -> None:
-        """Report that there is only one rank."""
-        self._proof.graph = "dygraph"
-        for name in FIELDS:
-            if name in self._spec.strategy:
-                self._proof.field(name, NO_EFFECT, reason="one rank: nothing to reduce")
-
-    def add(self, model: Any, paddles_bytes: Sequence[int]) -> None:
-        """Report MODEL from now on, for which Paddle alone has buckets of PADDLES_BYTES."""
-        self._paddles_bytes[model] = paddles_bytes
-
-    @_watching
-    def hand_over(self, why: str) -> None:
-        """Record WHY Paddle's reducer averages a model although the strategy needs ours."""
-        self._why = f"Paddle's own reducer averages here: {why}"
-        self._proof.note(f"Paddle's own reducer averages the gradients of a model: {why}")
+        self.why_paddles = ""
 
     @_watching
     def uses(self, reference: weakref.ref[Any], reducer: Reducer | PaddlesReducer) -> None:
@@ -86,17 +69,20 @@ class ReducerReport:
             # In its first backward it sends nothing before the end.
             self._proof.awaits_backward = ours.backwards == 1 and ours.will_send_early
         self._rows[model] = ModelRow(
-            self._paddles_bytes[model],
+            self.paddles_bytes[model],
             tuple(reducer.bucket_bytes),
             sum(map(tensors.is_trained, reducer.parameters)),
             len(model.group.ranks),
             ours,
         )
-        self._report([row for row in self._rows.values() if row.bucket_bytes])
+        rows = [row for row in self._rows.values() if row.bucket_bytes]
+        if rows:
+            looks = any(known.find_unused_parameters for known in self._rows)
+            does = "looks for them" if looks else "does not look for them"
+            self._set(UNUSED, f"the reducer {does}", is_moot=not looks)
+            self._report(rows)
 
     def _report(self, rows: Sequence[ModelRow]) -> None:
-        if not rows:
-            return
         ours = [row.ours for row in rows if row.ours is not None]
         hierarchy = next(filter(None, (reducer.setup.hierarchy for reducer in ours)), None)
         counts: dict[str, Any] = {
@@ -114,8 +100,7 @@ class ReducerReport:
         self._proof.graph = "dygraph"
         self._proof.counts.update(counts)
         self._report_fusion(rows, counts)
-        beside = self._report_overlap(ours, counts)
-        self._report_communicators(counts, beside)
+        self._report_overlap(ours, counts)
         self._report_hierarchy(counts["groups"], rows[0].nranks)
         self._report_compression(ours)
         self._proof.write()
@@ -131,27 +116,23 @@ class ReducerReport:
         if any(row.ours is None for row in rows):
             fused += "; as built: Paddle's own reducer sends them, which cannot be observed"
         are_paddles = all(sorted(row.paddles_bytes) == sorted(row.bucket_bytes) for row in rows)
+        # Each model has a limit of its own; this is that of the largest.
+        auto = auto_limit_mb(max(sum(row.bucket_bytes) for row in rows))
         for name in FUSION:
-            is_off = name != FUSION[0] and not fuses()
-            used, reason = None, ""
-            if settings.effective(name) == "auto":
-                # Each model has a limit of its own; this is that of the largest.
-                used, reason = describe_auto(max(sum(row.bucket_bytes) for row in rows))
-            why_not = "fuse_all_reduce_ops is off" * is_off
-            self._set(name, fused, is_moot=are_paddles, why_not=why_not, used=used, reason=reason)
+            why_not = "fuse_all_reduce_ops is off" * (name != FUSION[0] and not fuses())
+            used = auto if settings.effective(name) == "auto" else None
+            self._set(name, fused, is_moot=are_paddles, why_not=why_not, used=used)
 
-    def _report_overlap(self, ours: Sequence[Reducer], counts: Mapping[str, Any]) -> str:
-        """Report what ran during the backward; return that."""
-        overlaps = settings.overlaps()
+    def _report_overlap(self, ours: Sequence[Reducer], counts: Mapping[str, Any]) -> None:
+        """Report what ran during the backward, and over which communicators."""
+        overlaps, number = settings.overlaps(), counts["communicators"]
         never_waits = not ours and not is_synchronous()
+        sent = plural(counts["allreduces"], "allreduce")
         if not ours:
             waits = "never waits" if never_waits else "waits for each"
             beside = f"Paddle's own reducer sends them during the backward pass, and {waits}"
         elif overlaps:
-            beside = (
-                f"{counts['early']} of {plural(counts['allreduces'], 'allreduce')} went out before"
-                " the last gradient was ready"
-            )
+            beside = f"{counts['early']} of {sent} went out before the last gradient was ready"
             why_late = next((reducer.why_late for reducer in ours if reducer.why_late), "")
             beside += f"; others at the end: {why_late}" * bool(why_late)
         else:
@@ -160,19 +141,12 @@ class ReducerReport:
         why_not = "Paddle's own reducer, which averages here, never waits"
         why_not *= never_waits and not overlaps
         self._set("sync_nccl_allreduce", beside, is_moot=is_moot, why_not=why_not)
-        return beside
-
-    def _report_communicators(self, counts: Mapping[str, Any], beside: str) -> None:
-        number, name = counts["communicators"], "nccl_comm_num"
-        evidence = f"{plural(number, 'communicator')}{' in turn' * (number > 1)}; {beside}"
-        if number >= int(settings.effective(name, 1)):
-            self._set(name, evidence, is_moot=number == 1)
-            return
-        are = "is" if counts["allreduces"] == 1 else "are"
-        few = f"there {are} only {plural(counts['allreduces'], 'allreduce')} to share"
-        reason = self._why or few
-        why_not = reason * (number == 1)
-        self._set(name, evidence, why_not=why_not, used=number, reason=reason)
+        few, name = "", "nccl_comm_num"
+        if number < int(settings.effective(name, 1)):
+            few = self.why_paddles or f"there are too few to share: {sent}"
+        evidence = f"{plural(number, 'communicator')}{' in turn' * (number > 1)}; {few or beside}"
+        why_not = few * (number == 1)
+        self._set(name, evidence, is_moot=number == 1, why_not=why_not, used=number)
 
     def _report_hierarchy(self, groups: Sequence[Sequence[int]], nranks: int) -> None:
         switch, group_size = HIERARCHY
@@ -183,7 +157,7 @@ class ReducerReport:
             )
         elif settings.effective(switch):
             size = int(settings.effective(group_size) or self._spec.topology.ranks_per_node)
-            why_not = self._why or settings.one_level(size, nranks)
+            why_not = self.why_paddles or f"groups of {size} among {nranks} ranks are one level"
         self._set(switch, evidence, is_moot=not groups, why_not=why_not)
         if not groups:
             why_not = why_not or f"{switch} is not on"
@@ -193,7 +167,7 @@ class ReducerReport:
         used = next(filter(None, (reducer.setup.compression for reducer in ours)), None)
         for name in filter(settings.effective, DTYPES):
             if used is None:
-                self._set(name, "", why_not=self._why)
+                self._set(name, "", why_not=self.why_paddles)
             elif name != used.field:
                 self._set(name, "", why_not=f"{used.field} is on, too")
             elif used.failure:
@@ -209,12 +183,10 @@ class ReducerReport:
         is_moot: bool = False,
         why_not: str = "",
         used: Any = None,
-        reason: str = "",
     ) -> None:
         """Report the field NAME if it was requested; IS_MOOT: Paddle alone does the same.
 
-        WHY_NOT: why it has no effect, if so. USED is its value in effect, if that is not the
-        requested one, and REASON says why.
+        WHY_NOT: why it has no effect, if so. USED: its value in effect, if not the requested one.
         """
         if self._spec.get(name) is None:
             return
@@ -224,5 +196,5 @@ class ReducerReport:
             return
         status = SCRIPT if is_scripts else NO_DIFFERENCE if is_moot else EFFECTIVE
         used = settings.effective(name) if used is None else used
-        reason = reason or self._spec.reasons.get(name, "")
+        reason = self._spec.reasons.get(name, "")
         self._proof.field(name, status, in_effect=used, reason=reason, evidence=evidence)

@@ -26,7 +26,6 @@ STATIC_CPU = "Paddle alone connects static programs"
 SERVERS = "what is sent to parameter servers is not counted"
 CHECK = "the ranks are not compared"
 LOSSES = "the losses of steps are not recorded"
-ARGUMENTS = "DataParallel gets only the script's arguments"
 
 # A capability also fails with those that it builds on.
 BUILDS_ON = {
@@ -36,7 +35,7 @@ BUILDS_ON = {
     FUSED: (COUNTING,),
 }
 # A rank without one of these communicates differently from the others, which would wait for it.
-COMMUNICATING = (STRATEGY, GROUPS, REDUCER, MERGE, ARGUMENTS, STATIC, STATIC_CPU, CHECK)
+COMMUNICATING = (STRATEGY, GROUPS, REDUCER, MERGE, STATIC, STATIC_CPU, CHECK)
 
 
 class PrivateName(NamedTuple):

@@ -14,17 +14,14 @@ from .. import paddle_api, settings
 from ..import_hooks import after_import, in_place_of, watch_method
 from ..paddle_api import private_names
 from . import (
-    collective_order,
     counting,
     fuse_allreduce,
     fuse_operators,
     fused_optimizer,
     gradient_merge,
     legacy_ops,
-    local_sgd,
     program,
     refusals,
-    settings_view,
 )
 from .cpu import gloo
 
@@ -49,7 +46,7 @@ def _prepare(module: Any) -> None:
     """Let Paddle leave the allreduces unfused, and skip passes that its build lacks."""
 
     def leave_unfused(optimizer: Any) -> None:
-        if settings_view.rewrites():
+        if fuse_allreduce.rewrites():
             optimizer.fuse_all_reduce_ops = False
 
     watch_method(module.RawProgramOptimizer, "minimize_impl", before=leave_unfused)
@@ -80,13 +77,12 @@ def _rewrite(module: Any, proof: Evidence) -> None:
             with legacy_ops.functions():
                 result = minimize(self, loss, *args, **kwargs)
         except Exception as error:
-            refuse(newer or refusals.explain(error, proof), error)
+            refuse(newer, error)
             raise
         if newer:
             # A Paddle that we do not know supports it; our passes do not.
             proof.note(newer)
             return result
-        refuse(refusals.only_for_gpus(loss.block.program, proof))
         minimized.add(loss.block.program)
         _run_passes(self, loss.block.program, startup, proof)
         return result
@@ -99,11 +95,9 @@ def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:
         program.remove(startup, gloo.STREAMS)
     gradient_merge.settle(main, startup)
     ranks, before = fleet.worker_num(), len(program.reductions(main))
-    if settings.effective("localsgd") and len(main.blocks) > 1:
-        local_sgd.run(main, ranks)
-    if ranks > 1 and settings_view.rewrites():
+    if ranks > 1 and fuse_allreduce.rewrites():
         fuse_allreduce.run(main, startup, fleet, proof)
-    collective_order.keep(main)
+    program.keep_order(main)
     fuses = settings.effective("fuse_all_optimizer_ops")
     counting.expect(
         main, before=before, ranks=ranks, merges=fused_optimizer.run(main) if fuses else ""

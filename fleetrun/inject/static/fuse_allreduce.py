@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import settings
-from ..buckets import pack
-from . import program, rings, settings_view
+from ..buckets import FUSION, BucketLimits, limits, pack
+from . import program, rings
 from .cpu import channels, gloo
 from .program import Reduction
 
@@ -19,6 +19,27 @@ if TYPE_CHECKING:
     from ..evidence import Evidence
 
 FUSED = "fleetrun_bucket"
+_COMMUNICATION = (
+    # Static graphs have no last bucket of its own size.
+    *FUSION[:-1],
+    "nccl_comm_num",
+    "sync_nccl_allreduce",
+    "gradient_merge",
+    # With it Paddle omits the operators that order the collectives; gloo has no streams.
+    "calc_comm_same_stream",
+)
+# Paddle's own limit if the strategy has none.
+_PADDLES_LIMITS = BucketLimits(most_gradients=8)
+
+
+def rewrites() -> bool:
+    """Whether the strategy affects how gradients are reduced."""
+    return any(settings.effective(name) is not None for name in _COMMUNICATION)
+
+
+def bucket_limits(gradient_bytes: int) -> BucketLimits:
+    """Return the limits of the allreduces for GRADIENT_BYTES."""
+    return BucketLimits(*limits(gradient_bytes, _PADDLES_LIMITS)[:2])
 
 
 def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
@@ -72,7 +93,7 @@ def _buckets(block: Any, reductions: list[Reduction]) -> list[list[Reduction]]:
     own = [sizes[member.place] or 0 for member in dense]
     kinds = [str(block._find_var_recursive(member.variable).dtype) for member in dense]
     buckets = []
-    for places in pack(own, kinds, settings_view.bucket_limits(sum(own))):
+    for places in pack(own, kinds, bucket_limits(sum(own))):
         buckets += _split_where_read(block, [dense[place] for place in places])
     return sorted(buckets, key=lambda bucket: bucket[-1].place)
 

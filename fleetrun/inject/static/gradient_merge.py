@@ -78,7 +78,7 @@ def _ran(main: Any, is_updated: bool) -> None:  # noqa: FBT001 - a callback
         if not is_updated:
             _incomplete[main] = scope
     scheduler = getattr(main, "lr_scheduler", None)
-    if scheduler is not None and settings.effective_spec().merge_steps > 1:
+    if scheduler is not None and settings.merging()[0] > 1:
         since = _since_step.setdefault(scheduler, _SinceStep())
         since.runs += 1
         since.is_updated = is_updated

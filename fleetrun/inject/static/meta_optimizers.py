@@ -20,7 +20,7 @@ _OPERATORS = {
 }
 _REPLACING = ("lars", "lamb", "dgc")
 # Paddle's numbers for 16-bit types in attributes of operators.
-FLOAT16, _BFLOAT16 = 4, 22
+_SHORT = (4, 22)
 
 
 def look(running: Any) -> Iterator[tuple[str, str, str]]:
@@ -34,20 +34,15 @@ def look(running: Any) -> Iterator[tuple[str, str, str]]:
         else:
             yield name, evidence, reason
     checks = counts.get("check_finite_and_unscale", 0)
-    number = casts(running, FLOAT16, _BFLOAT16)
+    number = sum(
+        op.type == "cast" and op.attr("out_dtype") in _SHORT for op in program.operators(running)
+    )
     evidence = f"{number} casts to 16 bits, {checks} check_finite_and_unscale" if number else ""
     only_scaled = "Paddle only scales the loss here, and computes in 32 bits"
     yield "amp", evidence, only_scaled if checks else _NOT_APPLIED
     yield "recompute", *_recomputed(running)
     for name in ("localsgd", "adaptive_localsgd"):
         yield name, *_averaged(running, counts)
-
-
-def casts(running: Any, *kinds: int) -> int:
-    """Count the casts to KINDS, Paddle's numbers for types, in the program RUNNING."""
-    return sum(
-        op.type == "cast" and op.attr("out_dtype") in kinds for op in program.operators(running)
-    )
 
 
 def _recomputed(running: Any) -> tuple[str, str]:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 # Paddle 2's operator, and Paddle 3's.
 ALLREDUCES = ("c_allreduce_sum", "all_reduce")
 BACKWARD, OPTIMIZE = 1, 2
+# Paddle 2's executor keeps its collectives in order by itself, Paddle 3's only the old operators.
+_UNORDERED = {"all_reduce", "reduce", "broadcast"}
 _SIZES = {"16": 2, "32": 4, "64": 8}
 
 
@@ -113,4 +115,24 @@ def remove(program: Any, types: tuple[str, ...]) -> None:
         for index in reversed(range(len(block.ops))):
             if block.ops[index].type in types:
                 block._remove_op(index, sync=False)
+    program._sync_with_cpp()
+
+
+def keep_order(program: Any) -> None:
+    """Make each collective of PROGRAM depend on the previous one in its block, as on all ranks."""
+    for block in program.blocks:
+        places = [index for index, op in enumerate(block.ops) if op.type in _UNORDERED]
+        # Backwards, so that earlier indexes stay valid.
+        for before, place in reversed(list(zip(places, places[1:]))):  # noqa: RUF007 - 3.8
+            carried, previous = (
+                block._find_var_recursive(block.ops[index].input_arg_names[0])
+                for index in (place, before)
+            )
+            block._insert_op_without_sync(
+                place,
+                type="depend",
+                inputs={"X": carried, "Dep": previous},
+                outputs={"Out": carried},
+                attrs={"op_role": role(block.ops[place])},
+            )
     program._sync_with_cpp()

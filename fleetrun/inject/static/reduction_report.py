@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
-from ..buckets import COUNTS, MEBIBYTE, describe_auto, fuses
+from ..buckets import COUNTS, MEBIBYTE, auto_limit_mb, fuses
 from ..evidence import plural
-from . import program, rings, settings_view
+from . import fuse_allreduce, program, rings
 from .cpu import channels, gloo
 
 if TYPE_CHECKING:
@@ -75,16 +75,15 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
     )
     off = "fuse_all_reduce_ops is off"
     name = "fuse_grad_size_in_MB"
-    in_effect, text = settings.effective(name), packed
-    limit = settings_view.bucket_limits(sum(sizes)).most_bytes
-    if in_effect == "auto" and limit is not None:
-        in_effect, words = describe_auto(sum(sizes))
-        text += f"; {words}"
+    in_effect = settings.effective(name)
+    if in_effect == "auto":
+        in_effect = auto_limit_mb(sum(sizes))
+    limit = fuse_allreduce.bucket_limits(sum(sizes)).most_bytes
     fits = limit is not None and all(
         bucket.size <= limit or bucket.gradients == 1 for bucket in counted
     )
     settings.report(
-        name, holds=fits, is_moot=is_moot, evidence=text, reason=off, in_effect=in_effect
+        name, holds=fits, is_moot=is_moot, evidence=packed, reason=off, in_effect=in_effect
     )
     for name in COUNTS:
         fits = fuses() and most <= settings.effective(name, default=0)
@@ -105,44 +104,33 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
 
 
 def _report_waiting(running: Any) -> None:
-    """Report whether each allreduce is waited for before the computation goes on."""
-    name = "sync_nccl_allreduce"
-    if not gloo.is_used():
-        for field in (name, "calc_comm_same_stream"):
-            _report_stream(running, field)
-        return
-    reason = "gloo on CPUs has no streams to wait for"
-    settings.report("calc_comm_same_stream", holds=False, evidence="", reason=reason)
-    beside = [operators for block in running.blocks for operators in channels.work_beside(block)]
-    early = sum(operators > 0 for operators in beside)
-    evidence = f"{plural(sum(beside), 'operator')} of the computation run during {early} of them"
+    """Report whether the computation waits for each allreduce, or goes on in its own stream."""
+    name, same_stream = "sync_nccl_allreduce", "calc_comm_same_stream"
     waits = not settings.overlaps()
-    if not beside:
-        evidence = "Paddle's operators wait for gloo at each allreduce"
-        reason = f"{evidence}; nccl_comm_num above 1 lets the computation go on"
-    elif early:
-        reason = evidence
-    else:
-        reason = "there is nothing left to compute while an allreduce is under way"
-    is_moot = waits and not beside
-    settings.report(
-        name, holds=(early == 0) == waits, is_moot=is_moot, evidence=evidence, reason=reason
-    )
-
-
-def _report_stream(running: Any, name: str) -> None:
-    """Report whether the allreduces are in the computation's stream, as the field NAME requests."""
+    if gloo.is_used():
+        reason = "gloo on CPUs has no streams to wait for"
+        settings.report(same_stream, holds=False, evidence="", reason=reason)
+        beside = [number for block in running.blocks for number in channels.work_beside(block)]
+        early = sum(number > 0 for number in beside)
+        evidence = f"{plural(sum(beside), 'operator')} of the computation run during {early} sums"
+        if not beside:
+            evidence = "Paddle's operators wait for gloo; nccl_comm_num above 1 does not wait"
+        is_moot = waits and not beside
+        holds = (early == 0) == waits
+        settings.report(name, holds=holds, is_moot=is_moot, evidence=evidence, reason=evidence)
+        return
     # Operators of Paddle 3 do not tell.
     inside = [
         bool(op.attr("use_calc_stream"))
         for op in program.operators(running)
         if op.type in program.ALLREDUCES and op.has_attr("use_calc_stream")
     ]
-    value = bool(settings.effective(name, default=False))
     counted = f"{sum(inside)} of {plural(len(inside), 'allreduce')} are in the computation's stream"
-    settings.report(
-        name,
-        holds=bool(inside) and all(is_inside is value for is_inside in inside),
-        evidence=counted,
-        reason=counted if inside else "Paddle does not report the stream of this allreduce",
-    )
+    for field in (name, same_stream):
+        value = bool(settings.effective(field, default=False))
+        settings.report(
+            field,
+            holds=bool(inside) and all(is_inside is value for is_inside in inside),
+            evidence=counted,
+            reason=counted if inside else "Paddle does not report the stream of this allreduce",
+        )

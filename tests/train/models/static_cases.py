@@ -29,9 +29,7 @@ static: Any = paddle.static
 fleet: Any = paddle.distributed.fleet
 wanted = json.loads(sys.argv[1])
 MERGED, BATCH = wanted.get("merged", 1), 4
-# For LocalSGD: the steps between averages.
-LOCAL = wanted.get("local", 0)
-UPDATES = 4 if LOCAL else 2
+UPDATES = 2
 NORM = 0.1
 # BatchNorm's statistics are those of each batch, and clipping is done by the norm of the mean.
 BY_HAND = ("norm", "clip")
@@ -189,27 +187,6 @@ def descend(main: Any, update: int, *, clips: bool) -> None:
         tensor.set((old - 0.05 * step).astype("float32"), core.CPUPlace())
 
 
-def part_ways(main: Any, startup: Any, first: dict[str, Any]) -> dict[str, Any]:
-    """Train MAIN from FIRST as each rank; average after the first step and every LOCAL steps."""
-    scopes = [static.Scope() for _ in range(ranks)]
-    for scope in scopes:
-        with static.scope_guard(scope):
-            executor.run(startup)
-            put(first)
-    for update in range(UPDATES):
-        made = []
-        for scope, part in zip(scopes, data(update)[0], strict=True):
-            with static.scope_guard(scope):
-                executor.run(main, feed=part)
-                made.append(values(main))
-        if update % LOCAL == 0:
-            for scope in scopes:
-                with static.scope_guard(scope):
-                    put({name: np.mean([weights[name] for weights in made], 0) for name in first})
-    with static.scope_guard(scopes[rank]):
-        return values(main)
-
-
 def put(arrays: dict[str, Any]) -> None:
     """Set parameters."""
     for name, array in arrays.items():
@@ -261,13 +238,13 @@ def train(case: str) -> dict[str, Any]:
     with static.scope_guard(static.Scope()):
         executor.run(startup)
         put(beginning(plain))
-        for update in range(0 if LOCAL else UPDATES):
+        for update in range(UPDATES):
             if case in BY_HAND:
                 descend(plain, update, clips=case == "clip")
             else:
                 executor.run(plain, feed=whole(update), fetch_list=[loss])
                 schedule(method)
-        right = part_ways(plain, startup, values(plain)) if LOCAL else values(plain)
+        right = values(plain)
     if not set(made) <= set(right):
         raise LookupError(f"{sorted(made)} are not in {sorted(right)}")
     return {
