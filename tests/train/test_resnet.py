@@ -64,7 +64,8 @@ def test_two_ranks_learn_to_read_digits_and_end_identical(version: str, tmp_path
     assert epochs(output) == learned
 
 
-@pytest.mark.parametrize("version", mostly("2.6.2"))
+@pytest.mark.long
+@pytest.mark.parametrize("version", PYTHONS)
 def test_the_script_does_not_know_its_launcher(version: str, tmp_path: Path) -> None:
     launch = ("-m", "paddle.distributed.launch", "--nproc_per_node=2")
     _, logs = train(version, tmp_path, *launch, SCRIPT, "--epochs=1")
@@ -80,7 +81,8 @@ def test_a_lone_static_rank_learns(version: str, tmp_path: Path) -> None:
     assert (tmp_path / "weights" / "resnet.pdparams").stat().st_size > 0
 
 
-@pytest.mark.parametrize("version", mostly("3.3.1"))
+@pytest.mark.long
+@pytest.mark.parametrize("version", PYTHONS)
 def test_static_ranks_that_paddle_cannot_connect_get_one_sentence(
     version: str, tmp_path: Path
 ) -> None:
