@@ -147,7 +147,7 @@ def test_a_taken_port_is_named_with_its_holder(two_hosts: Pair) -> None:
 )
 def test_two_hosts_train_one_model(two_hosts: Pair, version: str, where: str) -> None:
     script = ROOT / "scripts" / "train_resnet.py"
-    words = (*where.split(), "--nproc_per_node=1", str(script), "--epochs=2")
+    words = (*where.split(), "--nproc_per_node=1", str(script), "--epochs=1")
     launchers = [launch_on(host, *words, version=version) for host in two_hosts]
     assert ends(launchers, TRAINING_S) == [0, 0], "\n".join(host.output for host in two_hosts)
     logs = [(host.folder / "log" / "workerlog.0").read_text() for host in two_hosts]
@@ -160,6 +160,3 @@ def test_two_hosts_train_one_model(two_hosts: Pair, version: str, where: str) ->
     assert len(weights) == 2
     assert weights[0] == weights[1]
     assert "all 2 ranks hold identical weights" in logs[0]
-    accuracy = float(logs[0].rpartition("test accuracy ")[2].partition(",")[0])
-    # What two ranks of one host learn in six epochs is tried in train/test_resnet.py.
-    assert accuracy > 0.85

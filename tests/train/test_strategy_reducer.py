@@ -38,7 +38,7 @@ def test_paddles_own_reducer_gets_strided_gradients_wrong_as_the_readme_says(
     assert max(abs(weight - other) for weight, other in zip(first, second, strict=True)) > 0.1
 
 
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", mostly("2.6.2"))
 def test_backwards_that_change_later_are_averaged_as_those_of_one_process(
     version: str, tmp_path: Path
 ) -> None:

@@ -23,18 +23,19 @@ pytestmark = pytest.mark.train
 SCRIPT = Path(__file__).parent / "models" / "every_field.py"
 AT_ONCE = 3
 OLD, NEW = ("2.6.2",), ("3.3.1",)
+BOTH_PADDLES = (*OLD, *NEW)
 
 
 class Case(NamedTuple):
     """Fields that are tried together; STOPS is what Paddle says when it stops with them.
 
     Each runs on the Paddles VERSIONS, with --long also on LATER ones: where the table says the same
-    of both Paddles, small cases take turns.
+    of both Paddles, small cases take turns, and what other tests train is left to --long.
     """
 
     asked: str
     graph: str
-    versions: tuple[str, ...] = (*OLD, *NEW)
+    versions: tuple[str, ...] = BOTH_PADDLES
     stops: str = ""
     options: str = ""
     ranks: int = 2
@@ -93,17 +94,17 @@ CASES = (
     # These run without the groups that hybrid_configs makes.
     Case("heter_ccl_mode=true", "dygraph", OLD),
     # Plain data parallel, as fleet with three ranks does not connect over gloo.
-    Case(TWO_LEVELS, "dygraph", OLD, options="--plain", ranks=3, later=NEW),
+    Case(TWO_LEVELS, "dygraph", (), options="--plain", ranks=3, later=BOTH_PADDLES),
     Case("fp16_allreduce=true", "dygraph"),
-    Case("bf16_allreduce=true", "dygraph", NEW, later=OLD),
+    Case("bf16_allreduce=true", "dygraph", (), later=BOTH_PADDLES),
     Case("fp16_allreduce=true bf16_allreduce=true", "static", OLD, later=NEW),
     Case("heter_ccl_mode=true", "dygraph", NEW, "has no attribute '_hcg'"),
     Case(f"{BOTH} sync_nccl_allreduce=true heter_ccl_mode=true", "static", NEW),
     Case(f"{BOTH} sync_nccl_allreduce=true heter_ccl_mode=true {CUDNN}", "static", OLD),
-    Case(TWO_LEVELS, "static", NEW, ranks=3, later=OLD),
+    Case(TWO_LEVELS, "static", (), ranks=3, later=BOTH_PADDLES),
     Case(f"{LARS} {RECOMPUTE} {AMP}", "static", OLD, later=NEW),
-    Case(LAMB, "static", NEW, options="--adam", later=OLD),
-    Case(LOCALSGD, "static", OLD, later=NEW),
+    Case(LAMB, "static", (), options="--adam", later=BOTH_PADDLES),
+    Case(LOCALSGD, "static", (), later=BOTH_PADDLES),
     Case(ADAPTIVE, "static", NEW, later=OLD),
     Case(SHARDING, "static", OLD, "FLAGS_dynamic_static_unified_comm"),
     Case(SHARDING, "static", NEW),
