@@ -36,8 +36,3 @@ class Timers:
         _, callback = self.set.pop(key)
         callback()
         return True
-
-    def elapse_all(self) -> None:
-        """Let all that are set elapse."""
-        for key in list(self.set):
-            self.elapse(key)

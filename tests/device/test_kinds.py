@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 
 PYTHON = PYTHONS["3.3.1"]
-LATE = {"kernel_us": 50, "delay_us": 300}
+LATE = {"kernel_us": 20, "delay_us": 100}
 # Every run of scripts/test trains each kind with one of these.
 SHORT = [("recommended", 2), ("merged", 2), ("levels", 4)]
 # Not with Paddle's own reducer, which averages strided gradients wrongly.
