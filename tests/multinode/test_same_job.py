@@ -48,30 +48,13 @@ OPEN_MPI = (
     *("mpirun.openmpi", "--mca", "plm_rsh_agent", "ssh -F {ssh}"),
     *("--mca", "oob_tcp_if_include", "eth0", "-x", "PYTHONPATH", "-x", MARKER),
 )
-MPICH = ("mpirun.mpich", "-launcher-exec", "{folder}/ssh", "-hosts", "10.88.0.1,10.88.0.2")
 WAYS = {
     "ssh": Way("sshd", (), ("--hosts=10.88.0.1:2,10.88.0.2:2", "--ssh=ssh -F {ssh}")),
-    "Slurm, a launcher on each host": Way(
-        "slurm", ("srun", "--nodes=2", "--ntasks-per-node=1"), (BOTH,)
-    ),
     "Slurm, a task for each rank": Way("slurm", ("srun", "--nodes=2", "--ntasks-per-node=2")),
-    "Open MPI, a launcher on each host": Way(
-        "mpirun.openmpi", (*OPEN_MPI, "-H", "10.88.0.1:2,10.88.0.2:2", "-N", "1"), (IPS, BOTH)
-    ),
     "Open MPI, a task for each rank": Way(
         "mpirun.openmpi", (*OPEN_MPI, "-H", "10.88.0.1:2,10.88.0.2:2", "-n", "4"), (IPS,)
     ),
-    "MPICH, a launcher on each host": Way(
-        "mpirun.mpich", (*MPICH, "-ppn", "1", "-n", "2"), (IPS, BOTH)
-    ),
-    "MPICH, a task for each rank": Way("mpirun.mpich", (*MPICH, "-ppn", "2", "-n", "4"), (IPS,)),
 }
-# One of each engine always runs.
-_ALWAYS = ("Open MPI, a task for each rank", "Slurm, a task for each rank")
-SOME = [
-    pytest.param(way, id=name, marks=[] if name in _ALWAYS else [pytest.mark.long])
-    for name, way in WAYS.items()
-]
 
 
 class Hosts:
@@ -79,7 +62,6 @@ class Hosts:
 
     def __init__(self, hosts: tuple[Host, Host], folder: Path, engine: str) -> None:
         self._hosts = hosts
-        self._folder = folder
         self._marker = uuid.uuid4().hex
         self._shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: self._marker}
         self._ssh = folder / "keys" / "ssh_config"
@@ -89,15 +71,11 @@ class Hosts:
             self._cluster.start()
             return
         sshd.on_hosts(hosts, folder / "keys", **self._shown)
-        # Hydra runs this instead of ssh.
-        wrapper = folder / "ssh"
-        wrapper.write_text(f'#!/bin/sh\nexec ssh -F {self._ssh} "$@"\n')
-        wrapper.chmod(0o755)
 
     def run(self, way: Way, script: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run SCRIPT by WAY; no process may be left."""
         words = (*way.words, *FLEETRUN, *way.options, *script)
-        words = tuple(word.format(ssh=self._ssh, folder=self._folder) for word in words)
+        words = tuple(word.format(ssh=self._ssh) for word in words)
         start = self._hosts[0].command if self._cluster is None else self._command
         root = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
         done = subprocess.run(
@@ -149,7 +127,7 @@ def environments(folder: Path) -> dict[int, dict[str, str]]:
     return by_rank
 
 
-@pytest.mark.parametrize("way", SOME)
+@pytest.mark.parametrize("way", [pytest.param(way, id=name) for name, way in WAYS.items()])
 def test_ranks_are_told_the_same_and_the_code_is_that_of_the_first_to_fail(
     way: Way, two_hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -104,47 +102,3 @@ def test_a_host_that_stands_by_takes_the_place_of_a_lost_one(tmp_path: Path) -> 
     (tmp_path / "go").touch()
     assert job.ends() == [0, -9, 0]
     assert "rank 1 of 2" in job.output(2)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_with_too_few_hosts_left_an_elastic_job_ends_with_the_reason(tmp_path: Path) -> None:
-    job = Meeting(tmp_path, SPEAK, "--nnodes=2:3", *quick(), "--elastic_timeout=1")
-    _, second, third = (job.start() for _ in range(3))
-    until(lambda: list(tmp_path.glob("is.*.of.3")))
-    second.kill()
-    third.kill()
-    assert job.ends() == [4, -9, -9]
-    assert "1 host of 2" in job.output(0)
-    assert "did not come within 1 s" in job.output(0)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_ranks_of_a_launcher_that_is_stopped_are_killed_before_the_others_go_on(
-    tmp_path: Path,
-) -> None:
-    lock = 'exec 9>>"../lock.$PADDLE_RESTART_COUNT.$R"\nflock -x 9\n'
-    job = Meeting(tmp_path, lock + SPEAK, "--nnodes=1:2", *quick(), PATIENT)
-    _, second = (job.start("--rank", str(rank)) for rank in range(2))
-    wait_for(tmp_path, 0, hosts=2)
-    second.send_signal(signal.SIGSTOP)
-    until(lambda: is_free(tmp_path / "lock.0.1"))
-    wait_for(tmp_path, 1, hosts=1)
-    second.send_signal(signal.SIGCONT)
-    until(lambda: second.poll() is not None)
-    (tmp_path / "go").touch()
-    assert job.ends() == [0, 1]
-    assert "cut off from the coordinator" in job.output(1)
-    # Nothing failed on the host that says so.
-    assert "failed there first" not in job.output(1)
-
-
-def is_free(lock: Path) -> bool:
-    """Whether LOCK is free."""
-    with lock.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
