@@ -68,9 +68,7 @@ def test_s61_ranks_that_wait_for_each_other_are_stopped_and_the_odd_one_named(
 
 def test_s61_a_hang_may_be_followed_by_another_attempt(tmp_path: Path) -> None:
     code = "if os.path.exists('tried'): sys.exit()\nopen('tried' if rank else 'x', 'w').close()"
-    job = Command.python(
-        tmp_path, f"{code}\n{DEADLOCK}", "--hang_timeout=0.8", "--max_restart=1", ranks=2
-    )
+    job = Command.python(tmp_path, f"{code}\n{DEADLOCK}", alive(), "--max_restart=1", ranks=2)
     ended = job.run(env=NO_SPY)
     assert ended.code == 0
     assert [event["attempt"] for event in job.events() if event["event"] == "started"][2:] == [1, 1]
@@ -152,7 +150,7 @@ def test_s62_a_busy_rank_that_has_no_stack_to_show_is_alive(tmp_path: Path) -> N
     ("load", "code", "wait"),
     [
         pytest.param("100 0", 124, "spin()", id="spinning-100 0"),
-        pytest.param("100 30", 0, "spin()", id="spinning-100 30"),
+        pytest.param("100 30", 0, "time.sleep({})", id="idle-100 30"),
         pytest.param("60 0", 0, "time.sleep({})", id="idle-60 0"),
     ],
 )
