@@ -159,7 +159,6 @@ class Request(NamedTuple):
     max_restart: int = 0
     resume_from: str | None = None
     grace_s: float = 10.0
-    on_end: str | None = None
     preflight: bool = False
     hang_timeout_s: float = 0.0
     flight_recorder: bool = False
@@ -173,7 +172,6 @@ class Request(NamedTuple):
     metrics_port: int | None = None
     tee: str | None = None
     log_filter: str | None = None
-    stdin: str | None = None
     debug: str | None = None
     wrap: str | None = None
     profile: str | None = None
@@ -360,14 +358,13 @@ class SharedLogs(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """How to react: `grace_s` between TERM and KILL, `backoff_s` before the second attempt.
+    """How to react: `grace_s` between TERM and KILL.
 
     After `hang_timeout_s` without a sign of life the job hangs; 0: hangs are not detected.
     """
 
     grace_s: float = 10.0
     max_restarts: int = 0
-    backoff_s: float = 1.0
     hang_timeout_s: float = 0.0
 
 

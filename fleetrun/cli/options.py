@@ -28,7 +28,6 @@ from fleetrun.cli.types import (
     number,
     profiled,
     read_as,
-    reading_rank,
     seconds,
     wrapper,
 )
@@ -230,8 +229,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("resume_from", FOLDER, "job", "DIR",
            "At each start, replace {checkpoint} in the script's arguments with the newest complete "
            "checkpoint in this folder: a folder or file whose name ends with a number."),
-    Option("stdin", read_as(reading_rank, words=("none",)), "job", "RANK|none",
-           "The rank that reads the terminal or pipe, or none. Default: the rank that is shown."),
     Option("debug", RANKS, "job", "RANK|all",
            "Make these ranks wait for a debugger (debugpy) before their first line, each at a port "
            "of its own. Suspends --hang_timeout."),
@@ -251,10 +248,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("detach", FLAG, "job", "",
            "Run the job in the background: `fleetrun attach` shows its console, `fleetrun ps` "
            "lists it, `fleetrun stop` ends it.", in_file=False),
-    Option("on_end", FREE, "job", "COMMAND",
-           "Shell command to run when the job has ended, successfully or not, with a JSON object "
-           "on its standard input. It does not change the exit code and is stopped after 30 s. "
-           "Only the first host runs it."),
     Option("preflight", FLAG, "job", "",
            "First check this host as `fleetrun doctor` does, or all hosts of the job. Start "
            "nothing if there is an error."),

@@ -270,14 +270,6 @@ def profiled(text: str) -> str:
     return f"{ranks(numbers)}:{span.start}-{span.stop - 1}"
 
 
-def reading_rank(text: str) -> str:
-    """Return the rank that reads the terminal, or none."""
-    word = text.strip().lower()
-    if word != "none" and not is_digits(word):
-        raise ValueError("give a rank such as 0, or none.")
-    return word if word == "none" else str(int(word))
-
-
 def pattern(text: str) -> str:
     """Return TEXT if it is a regular expression."""
     try:

@@ -52,10 +52,7 @@ def start_cuda() -> CudaStart:
             cuda.cuGetErrorName(code, ctypes.byref(name))
         return code, (name.value or b"").decode(), count.value
 
-    try:
-        answer = IsolatedCall(start).result(_TIMEOUT_S, callee="cuInit")
-    except OSError as error:
-        return CudaStart(trouble=f"no process can be started: {error.strerror}")
+    answer = IsolatedCall(start).result(_TIMEOUT_S, callee="cuInit")
     if answer.trouble:
         return CudaStart(trouble=answer.trouble.removeprefix("OSError: "))
     return CudaStart(*cast("tuple[int, str, int]", answer.value))

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Gpu
 from fleetrun.run import proc
 from fleetrun.run.isolation import IsolatedCall
@@ -64,13 +63,7 @@ class DriverQuery:
         def call() -> object:
             return _plain(survey(nvml(), is_thorough=is_thorough))
 
-        try:
-            self._question = IsolatedCall(call)
-        except OSError as error:
-            raise EnvironmentFault(
-                f"GPUs cannot be detected: no process can be started ({error.strerror}); "
-                "look at `ulimit -u`, `ulimit -n` and the limits of the container."
-            ) from None
+        self._question = IsolatedCall(call)
 
     def result(self, log: Callable[[str], None] | None, *, timeout_s: float) -> Survey:
         """Return the answer; without one after TIMEOUT_S seconds, the survey is stuck."""

@@ -92,13 +92,7 @@ def _ask(signs: Signs, log: Callable[[str], None], timeout_s: float) -> tuple[st
         os.execve(python, (python, _CHECKER), signs.environ)  # noqa: S606 - no shell is wanted
 
     awaited = "Paddle's plug-ins to count their devices"
-    try:
-        answer = IsolatedCall(become).result(timeout_s, log=log, awaited=awaited)
-    except OSError as error:
-        raise EnvironmentFault(
-            "Paddle cannot be asked for its devices: no process can be started "
-            f"({error.strerror}); look at `ulimit -u` and the limits of the container."
-        ) from None
+    answer = IsolatedCall(become).result(timeout_s, log=log, awaited=awaited)
     if answer.value is None:
         raise EnvironmentFault(
             f"The Paddle of {python} does not tell which devices it has: {answer.trouble}. "

@@ -40,7 +40,7 @@ _CHECKPOINT, _THREADS = "{checkpoint}", "OMP_NUM_THREADS"
 # File names end at 255 bytes; time, process id and node need some of them.
 _LONGEST_JOB = 100
 # Options that name ranks, before a colon if more follows.
-_OF_RANKS = ("tee", "stdin", "debug", "wrap", "profile")
+_OF_RANKS = ("tee", "debug", "wrap", "profile")
 
 _Variables = tuple[Mapping[str, str], ...]
 _Masks = Sequence[tuple[int, ...]]

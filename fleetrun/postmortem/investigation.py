@@ -258,7 +258,10 @@ def write(
         ),
         evidence=findings.evidence,
         earlier=tuple(failure.reason() for failure in outcome.earlier),
-        restarts=tuple(RestartRecord(**restart.document()) for restart in restarts),
+        restarts=tuple(
+            RestartRecord(restart.attempt, round(restart.seconds, 3), restart.why)
+            for restart in restarts
+        ),
     )
     reportfile.write(folder, report, redact)
 

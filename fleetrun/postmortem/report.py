@@ -49,7 +49,7 @@ def verdict(
         case Failure() as elsewhere:
             lines = [*_elsewhere(elsewhere), *findings.evidence]
         case SourceFailed() as failed:
-            lines = [failed.sentence()]
+            lines = [f"{sentence(failed.describe())}, and the job cannot go on without it."]
         case _:
             killed = [e.label for e in outcome.exits if e.status.signum == 9]  # KILL
             if isinstance(outcome.cause, Interrupted) and killed:

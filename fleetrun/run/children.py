@@ -10,15 +10,8 @@ import signal
 import time
 from collections.abc import Set as AbstractSet
 
-from fleetrun.run import libc
-
 # How often to look for more.
 _ROUND_S = 0.05
-
-
-def become_subreaper() -> None:
-    """Become the parent of every descendant whose parent dies."""
-    libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
 
 
 def pids(parent: int | None = None) -> list[int]:
@@ -48,20 +41,27 @@ def reap(pid: int) -> bool:
         return True
 
 
+def is_helper(pid: int) -> bool:
+    """Whether the child PID does not belong to the job: those that ask a driver, or measure."""
+    return group(pid) == os.getpgrp()
+
+
 def reap_orphans(spared: AbstractSet[int]) -> None:
-    """Reap the children that have ended, except SPARED and our own helpers, in our group."""
+    """Reap the children that have ended, except SPARED and our own helpers."""
     for pid in pids():
-        if pid not in spared and group(pid) != os.getpgrp():
+        if pid not in spared and not is_helper(pid):
             reap(pid)
 
 
 def send(pid: int, signum: int) -> bool:
-    """Send SIGNUM to the child PID, and to the group that it leads.
+    """Send SIGNUM to the child PID, and to the group that it leads; return whether it may be."""
+    return send_one(-pid if group(pid) == pid else pid, signum)
 
-    Return whether that is allowed: a set-user-id program may not be signalled.
-    """
+
+def send_one(pid: int, signum: int) -> bool:
+    """Send SIGNUM to PID alone; return whether a set-user-id program does not forbid that."""
     try:
-        (os.killpg if group(pid) == pid else os.kill)(pid, signum)
+        os.kill(pid, signum)
     except ProcessLookupError:
         return True
     except PermissionError:

@@ -1,24 +1,19 @@
 """What can happen to a job, what can be done about it, and how it ended.
 
-`policy.step` takes an event and returns actions; sinks and sources are notified of both.
+`policy.step` takes an event and returns actions; sinks and sources are notified of both. `at` is in
+monotonic seconds, `process` an index of the plan.
 """
 
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias
+import signal
+from typing import Annotated, NamedTuple, TypeAlias
 
 from fleetrun.model import ExitStatus, FieldVerdict, LaunchPlan
 
-# Linux numbers them from 1, on every machine that Paddle runs on.
-_SIGNAL_NAMES = """
-HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP
-TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS
-"""
-_SIGNALS = tuple(_SIGNAL_NAMES.split())
 # A text of a message between launchers that may have several lines.
 Lines: TypeAlias = Annotated[str, "lines"]
 
 # Enough for a rank's last lines; its log is not sent.
 LONGEST_TEXT = 16 * 1024
-_LAST_CODE = 255
 # The exit code of a job that hung; `timeout` uses it, too.
 HUNG = 124
 # The exit code of a job whose strategy is not in effect, with --strategy_strict.
@@ -26,9 +21,11 @@ STRATEGY_REJECTED = 5
 
 
 def signal_name(signum: int) -> str:
-    """Name a signal as people write it."""
-    known = 1 <= signum <= len(_SIGNALS)
-    return f"SIG{_SIGNALS[signum - 1]}" if known else f"signal {signum}"
+    """Name a signal as people write it; most real-time signals have no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
 
 
 class Gathered(NamedTuple):
@@ -54,7 +51,7 @@ class GatherFailed(NamedTuple):
 
 
 class Started(NamedTuple):
-    """The plan's process of this index runs. Here and below, `at` is in monotonic seconds."""
+    """A process runs."""
 
     process: int
     label: str
@@ -82,7 +79,7 @@ class Exited(NamedTuple):
     # Whether its last lines look like the loss of a peer.
     is_victim: bool = False
     # For the decision about another attempt: why none can help, the log's last line, the last step
-    # (None: unknown), and how long this attempt ran.
+    # if known, and how long this attempt ran.
     no_retry: str = ""
     last_words: str = ""
     step: int | None = None
@@ -114,17 +111,10 @@ class Exited(NamedTuple):
 
 
 class Overdue(NamedTuple):
-    """A process that raised its exception, or called a failing sys.exit, long ago runs still.
-
-    `exited` is its end as that announces it.
-    """
+    """A process has raised, which led to the end `exited`, and has not ended for too long."""
 
     exited: Exited
-
-    @property
-    def at(self) -> float:
-        """When it is overdue."""
-        return self.exited.at
+    at: float
 
 
 class RootCauses(NamedTuple):
@@ -174,10 +164,7 @@ class StacksRequested(NamedTuple):
 
 
 class RunWarning(NamedTuple):
-    """An observation without consequences: `labels` are the processes concerned.
-
-    `what` is stopped, continued, stacks, checkpoint or desync.
-    """
+    """An observation about `labels`: stopped, continued, stacks, checkpoint or desync."""
 
     what: str
     text: str
@@ -186,19 +173,12 @@ class RunWarning(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """All processes of another attempt are started; `seconds` since the one before failed.
-
-    `why` says how that one failed.
-    """
+    """Another attempt runs, `seconds` after the one before failed; `why` says of what."""
 
     attempt: int
     seconds: float
     at: float
     why: str = ""
-
-    def document(self) -> dict[str, Any]:
-        """Return it for programs, to a millisecond."""
-        return {"attempt": self.attempt, "seconds": round(self.seconds, 3), "why": self.why}
 
     def describe(self) -> str:
         """Return one line of text."""
@@ -217,14 +197,12 @@ class StrategyReport(NamedTuple):
 
 
 class StrategyRejected(NamedTuple):
-    """The strategy, which must be in effect, is not; `faults` says where.
-
-    `is_split`: some ranks apply it and others cannot, so they would wait for each other.
-    """
+    """The strategy, which must be in effect, is not; `faults` says where."""
 
     faults: tuple[str, ...]
     at: float
     exit_code: int = STRATEGY_REJECTED
+    # Whether some ranks apply it and others cannot, so they would wait for each other.
     is_split: bool = False
 
     def describe(self) -> str:
@@ -257,7 +235,7 @@ class Failure(NamedTuple):
 
     def check(self) -> None:
         """Raise ValueError if no launcher can have sent this."""
-        if not 0 <= self.exit_code <= _LAST_CODE:
+        if not 0 <= self.exit_code <= 255:
             raise ValueError(self.exit_code)
         for text in (self.host, self.what, self.words, self.no_retry, self.why):
             if len(text) > LONGEST_TEXT:
@@ -308,12 +286,6 @@ class SourceFailed(NamedTuple):
         """Return one line of text."""
         return f"{self.source} failed ({self.why})"
 
-    def sentence(self) -> str:
-        """Return a sentence with the consequence."""
-        text = self.describe()
-        goes = ", and the job cannot go on" if self.is_required else "; the job goes on"
-        return f"{text[:1].upper()}{text[1:]}{goes} without it."
-
 
 # The failures after which another attempt may follow, and everything that may end a job.
 Retried: TypeAlias = Exited | Hung | Failure
@@ -321,7 +293,7 @@ Cause: TypeAlias = Retried | Interrupted | StrategyRejected | SourceFailed | Gat
 
 
 class Outcome(NamedTuple):
-    """How a job ended: its first failure, and every exit in the order observed."""
+    """How a job ended: its first failure, and each exit in the order observed."""
 
     cause: Cause | None
     exits: tuple[Exited, ...] = ()
@@ -354,7 +326,7 @@ class Outcome(NamedTuple):
 
 
 class TimerExpired(NamedTuple):
-    """The deadline set by a policy, or by a coordinator or member of a session, has passed."""
+    """The deadline set by a policy has passed."""
 
     at: float
 
@@ -366,29 +338,28 @@ class Finished(NamedTuple):
     at: float
 
 
+class Gather(NamedTuple):
+    """Gather the hosts and plan; answered, now or later, by Gathered or GatherFailed."""
+
+    attempt: int
+
+
 class Spawn(NamedTuple):
-    """Start the plan's process of this index; answered at once by Started or Exited."""
+    """Start a process; answered at once by Started or Exited."""
 
     process: int
     attempt: int
 
 
 class SignalAll(NamedTuple):
-    """Send a signal to every living process group except the `spared` ones."""
+    """Send a signal to every living process group."""
 
     signum: int
-    spared: frozenset[int] = frozenset()
 
     @property
     def ends_ranks(self) -> bool:
         """Whether the signal ends ranks that do not catch it: SIGHUP, SIGINT, SIGKILL, SIGTERM."""
         return self.signum in {1, 2, 9, 15}
-
-
-class Gather(NamedTuple):
-    """Gather the hosts and plan; answered, now or later, by Gathered or GatherFailed."""
-
-    attempt: int
 
 
 class Examine(NamedTuple):
@@ -398,13 +369,11 @@ class Examine(NamedTuple):
 
 
 class HostStopped(NamedTuple):
-    """Tell the other hosts that this one has stopped; JobVerdict follows when all have.
-
-    `cause` is what went wrong here; `no_retry` says why no other attempt can help.
-    """
+    """Tell the other hosts that this one has stopped; JobVerdict follows when all have."""
 
     attempt: int
     cause: Cause
+    # Why no other attempt can help.
     no_retry: str
 
 
@@ -412,52 +381,11 @@ class Sweep(NamedTuple):
     """Kill all descendants that outlived their ranks."""
 
 
-class Finish(NamedTuple):
-    """Stop supervising; this is how it went."""
-
-    outcome: Outcome
-
-
-Event: TypeAlias = (
-    Gathered
-    | GatherFailed
-    | Started
-    | Exited
-    | Overdue
-    | RootCauses
-    | Interrupted
-    | TimerExpired
-    | Hung
-    | StrategyRejected
-    | StopRequested
-    | JobVerdict
-    | SourceFailed
-)
+_OfHosts: TypeAlias = Gathered | GatherFailed | StopRequested | JobVerdict
+_OfRanks: TypeAlias = Started | Exited | Overdue | RootCauses | Hung | StrategyRejected
+Event: TypeAlias = _OfHosts | _OfRanks | Interrupted | TimerExpired | SourceFailed
 # What sources may declare.
-Declared: TypeAlias = (
-    Overdue
-    | Hung
-    | RunWarning
-    | StrategyReport
-    | StrategyRejected
-    | StopRequested
-    | JobVerdict
-    | SourceFailed
-)
-Action: TypeAlias = Gather | Spawn | SignalAll | Examine | HostStopped | Sweep | Finish
+Declared: TypeAlias = Event | RunWarning | StrategyReport
+Action: TypeAlias = Gather | Spawn | SignalAll | Examine | HostStopped | Sweep
 # What sinks and sources are notified of.
-Happening: TypeAlias = (
-    Event
-    | SignalAll
-    | HostStopped
-    | Finished
-    | StacksRequested
-    | RunWarning
-    | Recovered
-    | StrategyReport
-)
-
-
-def assert_never(value: NoReturn) -> NoReturn:
-    """Close a `match` over all events or actions; Python 3.10 has no `typing.assert_never`."""
-    raise AssertionError(f"this case should not exist: {value!r}")
+Happening: TypeAlias = Declared | SignalAll | HostStopped | Finished | StacksRequested | Recovered

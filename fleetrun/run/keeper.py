@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from fleetrun.errors import EnvironmentFault, shell_code
 from fleetrun.printing import flush
-from fleetrun.run import children, libc, proc
+from fleetrun.run import children, libc
 from fleetrun.run.loop import poll
 from fleetrun.run.terminal import TerminalSettings
 
@@ -36,8 +36,8 @@ _KEYS = frozenset((signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP))
 _SI_KERNEL = 0x80
 # In a byte for the supervisor: a key has sent it.
 _TYPED = 0x80
-# How long a keeper that is not stopped may take to return a poke; how often it kills a supervisor
-# that is late, or its ranks; and the longest wait: a day.
+# How long a keeper that is not stopped may take to return a poke; how often it kills the ranks of a
+# supervisor that is late; and the longest wait: a day.
 _ANSWER_S, _AGAIN_S, _LONGEST_S = 0.2, 0.05, 86_400.0
 # What is shared: when the keeper kills all, the grace of the ranks, and how the supervisor hears of
 # signals: itself, at first as a member of the keeper's group, or through the pipe.
@@ -48,20 +48,20 @@ _IN_GROUP, _BY_PIPE, _ALONE = range(3)
 class Keeper:
     """The supervisor's end of the connection with the keeper, the process PID in GROUP."""
 
-    def __init__(self, fd: int, shared: mmap.mmap, ignored: frozenset[int]) -> None:
+    def __init__(self, fd: int, shared: memoryview[float], ignored: frozenset[int]) -> None:
         self.pid, self.group = os.getppid(), os.getpgrp()
         self.fd = fd
         # In ranks. What `nohup` and others want ignored stays so.
         self.default_signals = (REQUESTS | STOPS | _IGNORED) - ignored
         self._is_alive = True
         self._settings = TerminalSettings()
-        self._shared = memoryview(shared).cast("d")
+        self._shared = shared
 
     def leave(self, *, has_terminal: bool) -> None:
         """Become another target than the keeper for what is killed by its group or its name.
 
-        From now on, signals arrive through `fd`. HAS_TERMINAL: a rank may read the terminal, so its
-        parent stays in the terminal's session.
+        From now on, signals arrive through `fd`. The parent of a rank that may read the terminal
+        stays in its session.
         """
         self._shared[_HEARS] = _BY_PIPE
         for signum in (REQUESTS | {signal.SIGTSTP}) - {signal.SIGQUIT}:
@@ -92,12 +92,9 @@ class Keeper:
 
         SIGKILL is the last: the keeper itself was killed.
         """
-        if not self._is_alive:
+        if not self._is_alive or not poll(0.0, self.fd):
             return []
-        try:
-            signums = os.read(self.fd, 4096)
-        except BlockingIOError:
-            return []
+        signums = os.read(self.fd, 4096)
         self._is_alive = bool(signums)
         told = [(byte & ~_TYPED, bool(byte & _TYPED)) for byte in signums]
         return told or [(signal.SIGKILL, False)]
@@ -115,10 +112,9 @@ class Keeper:
         self._shared[_GRACE] = grace_s
 
     def kill_at(self, at: float | None) -> None:
-        """Have the keeper kill all ranks at AT (monotonic seconds).
+        """Have the keeper kill all ranks at AT (monotonic seconds), unless this replaces AT.
 
-        Other hosts go on without a supervisor that is stopped, and its ranks must be gone by then;
-        a later call replaces AT.
+        Other hosts go on without a supervisor that is stopped, and its ranks must be gone by then.
         """
         before, self._shared[_KILL_AT] = self._shared[_KILL_AT], at or 0.0
         if at is not None and not 0.0 < before <= at:
@@ -132,23 +128,21 @@ class Keeper:
 
 def hold_standard() -> None:
     """Open closed standard descriptors on /dev/null, so that no other file gets their numbers."""
-    for fd in range(3):
-        if not os.path.exists(f"/proc/self/fd/{fd}"):
-            # This is the lowest free number, so open() returns it.
-            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    # open() returns the lowest free number.
+    while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) < 3:
+        pass
+    os.close(fd)
 
 
 def keep() -> Keeper:
     """Return in the supervisor, a new process; the caller's own process ends with its exit code.
 
-    Must be called before there are threads. Raises EnvironmentFault without a /proc of ours, or if
-    there can be no other process.
+    Must be called before there are threads. Raises EnvironmentFault if there can be none.
     """
-    trouble = proc.fault()
-    if trouble:
+    if os.path.realpath("/proc/self") != f"/proc/{os.getpid()}":
         raise EnvironmentFault(
-            f"{trouble}: give it one of its own, as `unshare --pid --fork --mount-proc` does, or "
-            "`mount -t proc proc /proc`."
+            "/proc is not mounted, or shows another PID namespace: `mount -t proc proc /proc`, or "
+            "`unshare --pid --fork --mount-proc`."
         )
     flush()
     hold_standard()
@@ -159,10 +153,10 @@ def keep() -> Keeper:
     # script starts with `&` ignores it, and `kill -INT` has to work.
     heard = {signal.SIGINT, signal.SIGCHLD, signal.SIGCONT, _POKE, *((REQUESTS | STOPS) - ignored)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
-    children.become_subreaper()
+    libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
     # What a shell had started before it became this process by `exec` does not belong to the job.
     others = frozenset(children.pids())
-    shared = mmap.mmap(-1, 3 * 8)
+    shared = memoryview(mmap.mmap(-1, 3 * 8)).cast("d")
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         pid = os.fork()
@@ -173,7 +167,7 @@ def keep() -> Keeper:
         ) from None
     if pid == 0:
         os.close(write_fd)
-        children.become_subreaper()
+        libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return Keeper(read_fd, shared, ignored - {signal.SIGINT})
     try:
@@ -193,12 +187,12 @@ class _Service:
         self,
         pid: int,
         fd: int,
-        shared: mmap.mmap,
+        shared: memoryview[float],
         heard: set[signal.Signals],
         others: frozenset[int],
     ) -> None:
         self._pid, self._fd, self._heard, self._others = pid, fd, heard, others
-        self._shared = memoryview(shared).cast("d")
+        self._shared = shared
         self._settings = TerminalSettings()
         self._status: int | None = None
         self._is_pausing = self._is_late = False
@@ -244,11 +238,8 @@ class _Service:
             # Somebody may have stopped it.
             os.kill(self._pid, signal.SIGCONT)
         hears = self._shared[_HEARS]
-        if (
-            signum in REQUESTS | STOPS
-            and hears != _BY_PIPE
-            and not (is_typed and hears == _IN_GROUP)
-        ):
+        has_heard = hears == _BY_PIPE or (is_typed and hears == _IN_GROUP)
+        if signum in REQUESTS | STOPS and not has_heard:
             # It has nothing to end yet, or any more.
             os.kill(self._pid, signum)
 
@@ -277,9 +268,6 @@ class _Service:
         """Kill the ranks of a supervisor that is stopped, or that the kernel holds."""
         self._is_late = True
         for pid in children.pids(self._pid):
-            child = proc.stat(pid)
-            # Its helpers share its session; who reads the terminal is in our group.
-            if child is not None and child.parent == self._pid:
-                is_near = child.session == os.getsid(self._pid)
-                if not is_near or child.group == os.getpgrp():
-                    children.send(pid, signal.SIGKILL)
+            # Its helpers share its group.
+            if children.group(pid) not in {None, os.getpgid(self._pid)}:
+                children.send(pid, signal.SIGKILL)

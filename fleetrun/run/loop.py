@@ -62,12 +62,10 @@ class Loop:
 
     def turn(self) -> None:
         """Wait until a callback is due, and call all that are."""
-        timeout, now = -1.0, time.monotonic()
-        if self._timers:
-            timeout = max(0.0, min(at for at, _ in self._timers.values()) - now)
-            # The kernel counts milliseconds in an int.
-            timeout = min(timeout, _LONGEST_S)
-        self.ready = dict.fromkeys([fd for fd, _ in self._epoll.poll(timeout)])
+        now = time.monotonic()
+        # The kernel counts milliseconds in an int.
+        timeout = min([_LONGEST_S, *(at - now for at, _ in self._timers.values())])
+        self.ready = dict.fromkeys([fd for fd, _ in self._epoll.poll(max(0.0, timeout))])
         # A timer that elapses while callbacks run waits for one more look at the descriptors: a
         # rank that ended before its grace was over is not killed, however long we took.
         if not self.ready:
@@ -86,10 +84,6 @@ class Loop:
         self._epoll.close()
 
 
-def _call(callback: Callable[[], None]) -> None:
-    callback()
-
-
 class LoopShare:
     """The callbacks of one observer, each called through SHIELD, which handles exceptions.
 
@@ -97,10 +91,11 @@ class LoopShare:
     """
 
     def __init__(
-        self, to: Waiting | None, shield: Callable[[Callable[[], None]], None] = _call
+        self,
+        to: Waiting | None,
+        shield: Callable[[Callable[[], None]], None] = lambda callback: callback(),
     ) -> None:
-        self._to = to
-        self._shield = shield
+        self._to, self._shield = to, shield
         self._fds: dict[int, tuple[Callable[[], None], int]] = {}
         self._timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
 
@@ -122,11 +117,7 @@ class LoopShare:
         else:
             self._timers[key] = (at, callback)
         if self._to is not None:
-            self._to.timer((id(self), key), at, lambda: self._elapse(key))
-
-    def _elapse(self, key: Hashable) -> None:
-        _, callback = self._timers.pop(key)
-        self._shield(callback)
+            self._to.timer((id(self), key), at, lambda: self._shield(self._timers.pop(key)[1]))
 
     def move(self, to: Waiting) -> None:
         """Register everything with TO, and no longer where it was."""

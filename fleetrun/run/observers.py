@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
 from fleetrun.model import LaunchPlan, Request
-from fleetrun.run import terminal
 from fleetrun.run.events import (
     Declared,
-    Gathered,
     Happening,
     Outcome,
     Recovered,
@@ -31,20 +28,16 @@ from fleetrun.rundir.folder import Folder
 class Caller(Protocol):
     """The Python program that started the launcher and follows its job."""
 
-    @abstractmethod
     def report(self, **report: str) -> None:
         """Learn of an error and its message; of nothing: this host waits for the others."""
 
-    @abstractmethod
     def sink(self, plan: LaunchPlan) -> Sink:
         """Return the sink that follows the job of PLAN."""
+        ...
 
 
 class Sink:
-    """Observes a job and shows or records it. It may fail without hurting the job.
-
-    Each overrides what it needs.
-    """
+    """Observes a job and shows or records it. It may fail without hurting the job."""
 
     def prepare(self) -> None:
         """Prepare before anything starts; a FleetrunError means that nothing is started."""
@@ -57,17 +50,11 @@ class Sink:
         self._waiting = waiting
 
     def on_event(self, happening: Happening) -> None:
-        """Handle what happened or was done, in order.
-
-        The first is Gathered with the first plan, Finished the last.
-        """
+        """Handle what happened or was done; Gathered is the first, Finished the last."""
 
     def is_busy(self) -> bool:
         """Whether something is still to be written after Finished."""
         return False
-
-    def flush(self) -> None:
-        """Show what processes that have ended have written."""
 
     def shows(self, process: int) -> bool:  # noqa: ARG002 - for those that override it
         """Whether the user has seen all output of PROCESS."""
@@ -78,10 +65,9 @@ class Sink:
 
 
 class Source(Sink):
-    """Observes a job and feeds the policy; its own failure is an event, too.
+    """Observes a job and feeds the policy by `declare`, from `open` on.
 
-    The failure of one that `is_required` ends the job with its `exit_code`. It reports by
-    `declare`, from `open` on.
+    The failure of one that `is_required` ends the job with its `exit_code`.
     """
 
     name = "a source"
@@ -93,8 +79,7 @@ class Source(Sink):
 class ObservedJob:
     """A job, which the supervisor and all observers share.
 
-    `log` prints a line of the launcher, `progress` one that only a terminal needs, `show` a longer
-    text; `redact` removes secrets.
+    `log` prints a line of the launcher, `show` a longer text; `redact` removes secrets.
     """
 
     # The current generation's.
@@ -110,13 +95,11 @@ class ObservedJob:
         *,
         log: Callable[[str], None],
         show: Callable[[str], None] | None = None,
-        progress: Callable[[str], None] | None = None,
         redact: Callable[[str], str] = str,
         keeper: Keeper | None = None,
     ) -> None:
         self.request, self.environ = request, environ
-        self.log, self.show, self.progress = log, show or log, progress or log
-        self.redact = redact
+        self.log, self.show, self.redact = log, show or log, redact
         # None: nothing is started.
         self.keeper = keeper
         self.restarts: list[Recovered] = []
@@ -137,7 +120,7 @@ class ObservedJob:
         return names.log_paths(self.plan, self.plan.processes[started.process], started.attempt)
 
     def observing(self) -> Sequence[Sink]:
-        """Return new observers of the job."""
+        """Return new observers of the job, sinks first."""
         return ()
 
     def closing(self, outcome: Outcome, at: float) -> str:  # noqa: ARG002 - for those that override it
@@ -146,41 +129,33 @@ class ObservedJob:
 
     def shown(self, plan: LaunchPlan) -> tuple[int, ...]:
         """Return which processes of PLAN the console shows: --tee's ranks, or the first one."""
-        request = self.request
-        if request.tee == "all":
+        ranks, trainers = self.request.tee, plan.trainers
+        if ranks == "all":
             return tuple(range(len(plan.processes)))
-        trainers = plan.trainers
-        ranks = request.tee or (request.stdin if request.stdin != terminal.NO_PROCESS else None)
-        if ranks is None:
+        if not ranks:
             # A host may have servers only.
             return tuple(trainers.values())[:1] or (0,)
         chosen = set(map(int, ranks.split(",")))
         return tuple(index for rank, index in trainers.items() if rank in chosen)
 
-    def stdin(self, plan: LaunchPlan) -> terminal.Stdin:
-        """Return the process of PLAN that reads standard input."""
-        group = None if self.keeper is None else self.keeper.group
-        return terminal.choose(plan, self.shown(plan), self.request.stdin, group=group)
-
 
 class Observers:
-    """All observers of JOB, sinks first, so that they see an exit before any conclusion from it.
+    """All observers of JOB. DECLARE takes the sources' reports; an observer that fails is closed.
 
-    DECLARE takes the sources' reports. An observer that fails is closed.
+    Sinks come first, so that they see an exit before any conclusion from it.
     """
 
     def __init__(self, job: ObservedJob, declare: Callable[[Declared], None]) -> None:
         self._job, self._declare = job, declare
         self._prepared: list[Sink] = []
-        # Those that are open, in their order.
+        # Those that are open.
         self._shares: dict[Sink, LoopShare] = {}
         self._warned: set[str] = set()
 
     def prepare(self, plan: LaunchPlan) -> None:
         """Prepare all for the first PLAN; a FleetrunError means that nothing can be started."""
         self._job.begin(plan)
-        observers = self._job.observing()
-        self._prepared = sorted(observers, key=lambda observer: isinstance(observer, Source))
+        self._prepared = list(self._job.observing())
         for observer in self._prepared:
             observer.prepare()
 
@@ -195,26 +170,18 @@ class Observers:
             observer = self._prepared.pop(0)
             share = self._shares[observer] = LoopShare(loop, partial(self._shielded, observer))
             if isinstance(observer, Source):
-                observer.declare = partial(self._take, observer)
+                observer.declare = self._declare
             self._shielded(observer, partial(observer.open, share))
-
-    def _take(self, source: Source, declared: Declared) -> None:
-        if source in self._shares:
-            self._declare(declared)
 
     def on_event(self, happening: Happening) -> None:
         """Notify all that are open."""
-        if isinstance(happening, Gathered):
-            self._job.plan = happening.plan
-        self._all(lambda observer: observer.on_event(happening))
-
-    def flush(self) -> None:
-        """Have all show what processes that have ended have written."""
-        self._all(lambda observer: observer.flush())
+        for observer in list(self._shares):
+            self._shielded(observer, partial(observer.on_event, happening))
 
     def close(self) -> None:
         """Close all; the one that prints messages was opened first and is closed last."""
-        self._all(lambda observer: observer.close(), reversed(list(self._shares)))
+        for observer in reversed(list(self._shares)):
+            self._shielded(observer, observer.close)
 
     def is_busy(self) -> bool:
         """Whether any still has something to write."""
@@ -224,32 +191,26 @@ class Observers:
         """Whether the user has seen all output of PROCESS."""
         return any(observer.shows(process) for observer in self._shares)
 
-    def _all(self, call: Callable[[Sink], None], observers: Iterable[Sink] = ()) -> None:
-        for observer in list(observers) or list(self._shares):
-            if observer in self._shares:
-                self._shielded(observer, partial(call, observer))
-
     def _shielded(self, observer: Sink, call: Callable[[], None]) -> None:
         """Make CALL; an exception ends a sink with a warning, and is an event if of a source."""
         try:
-            call()
+            if observer in self._shares:
+                call()
         except Exception as error:  # noqa: BLE001 - as said above
-            share = self._shares.pop(observer, None)
-            if share is None:
+            if (share := self._shares.pop(observer, None)) is None:
                 return
             share.clear()
             why = (error.strerror if isinstance(error, OSError) else "") or repr(error)
+            name = re.sub(r"\B(?=[A-Z])", " ", type(observer).__name__).lower().lstrip("_ ")
             if isinstance(observer, Source):
                 # The other hosts must notice that this one no longer answers.
                 with suppress(Exception):
                     observer.close()
-                is_required, code = observer.is_required, observer.exit_code
-                failed = SourceFailed(observer.name, why, time.monotonic(), is_required, code)
-                if not is_required:
-                    self._job.log(failed.sentence())
-                self._declare(failed)
-            elif why not in self._warned:
-                # One full disk that fails several sinks is one warning.
+                name, how = observer.name, (observer.is_required, observer.exit_code)
+                self._declare(SourceFailed(name, why, time.monotonic(), *how))
+                if observer.is_required:
+                    return
+            # One full disk that fails several sinks is one warning.
+            if why not in self._warned:
                 self._warned.add(why)
-                name = re.sub(r"\B(?=[A-Z])", " ", type(observer).__name__).lower().lstrip("_ ")
-                self._job.log(f"The {name} failed ({why}); the job goes on without it.")
+                self._job.log(f"{name.capitalize()} failed ({why}); the job goes on without it.")

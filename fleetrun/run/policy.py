@@ -18,7 +18,6 @@ from fleetrun.run.events import (
     Examine,
     Exited,
     Failure,
-    Finish,
     Gather,
     Gathered,
     GatherFailed,
@@ -38,7 +37,6 @@ from fleetrun.run.events import (
     StrategyRejected,
     Sweep,
     TimerExpired,
-    assert_never,
 )
 
 HUP, INT, KILL, USR1, USR2, TERM = 1, 2, 9, 10, 12, 15
@@ -49,12 +47,6 @@ REPEAT_S = 0.1
 # A process that SIGKILL does not end within this time waits for a device that does not answer.
 STUCK_S = 30.0
 
-# A process that has raised an exception may exit by itself within this time (or half of the grace):
-# Paddle and CUDA need up to seconds for that, and its exit code is wanted.
-TEARDOWN_S = 3.0
-
-# The longest wait before another attempt.
-LONGEST_WAIT_S = 60.0
 # Give up after this many equal failures in a row without a new step.
 SAME_FAILURES = 3
 # Stands for the processes of other hosts among those that the job waits for.
@@ -65,14 +57,8 @@ SESSION = "the session with the other hosts"
 SOME_PROGRESS_S = 60.0
 
 # STOPPED: nothing runs here any more, and the verdict on the attempt is awaited.
-GATHERING, RUNNING, STOPPING, KILLING, STOPPED, FINISHED = (
-    "gathering",
-    "running",
-    "stopping",
-    "killing",
-    "stopped",
-    "finished",
-)
+GATHERING, RUNNING, STOPPING = "gathering", "running", "stopping"
+KILLING, STOPPED, FINISHED = "killing", "stopped", "finished"
 
 Actions: TypeAlias = tuple[Action, ...]
 
@@ -89,11 +75,8 @@ class Policy:
 
     def _begin_attempt(self) -> None:
         self.phase = GATHERING
-        # Whether gathering only begins at the deadline, to let a fault heal.
-        self.is_resting = False
-        # When to send TimerExpired, and when SIGKILL is sent to the remaining processes.
+        # When to send TimerExpired.
         self.deadline: float | None = None
-        self.kill_at = 0.0
         # How many processes there are; those that the job waits for, and of these the ones that
         # have not succeeded yet.
         self.total = 0
@@ -104,17 +87,15 @@ class Policy:
         # The first thing that went wrong, and the first signal that asked us to stop.
         self.cause: Cause | None = None
         self.interrupted: Interrupted | None = None
-        # Processes that failed before any was asked to end: one of them is the culprit. Of those:
-        # the ones that are given time to exit by themselves, and the ones that did not.
+        # Processes that failed before any was asked to end: one of them is the culprit. Of those,
+        # the ones that had raised an exception and were still ending.
         self._failed: frozenset[int] = frozenset()
-        self._given_time: frozenset[int] = frozenset()
-        self._overdue: frozenset[int] = frozenset()
+        self._ending: frozenset[int] = frozenset()
         # Why no other attempt is made, although the rules allow one.
         self._given_up = ""
 
     def begin(self) -> Actions:
         """Begin to gather the hosts of an attempt."""
-        self.is_resting, self.deadline = False, None
         return (Gather(self.attempt),)
 
     def outcome(self) -> Outcome:
@@ -132,7 +113,7 @@ class Policy:
         return True
 
     def step(self, event: Event) -> Actions:  # noqa: C901, PLR0911, PLR0912 - one case for each event
-        """Take EVENT, and return the actions that follow."""
+        """Take EVENT, and return the actions that follow; once FINISHED, `outcome` is final."""
         match event:
             case StrategyRejected():
                 return self._reject(event)
@@ -159,20 +140,18 @@ class Policy:
                 return self._interrupted(event)
             case TimerExpired():
                 return self._timer_expired(event)
-            case Overdue(exited=exited) if self.phase == RUNNING:
-                # As if it had exited; it has had its time for that.
-                self._failed = self._overdue = exited.also_failed | {exited.process}
-                return self._stop(exited, event.at)
-            case Hung() if self.phase == RUNNING:
-                return self._stop(event, event.at)
-            case StopRequested(attempt=self.attempt) if self.phase == RUNNING:
-                return self._stop(event.failure, event.at)
-            case Overdue() | Hung() | StopRequested():
-                return ()
             case JobVerdict():
                 return self._judged(event)
-            case _:  # pragma: no cover - there are no others
-                return assert_never(event)
+            case Overdue() | Hung() | StopRequested() if self.phase != RUNNING:
+                return ()
+            case Overdue(exited=exited):
+                self._failed = exited.also_failed | {exited.process}
+                return self._stop(exited, event.at)
+            case Hung():
+                return self._stop(event, event.at)
+            case StopRequested():
+                is_current = event.attempt == self.attempt
+                return self._stop(event.failure, event.at) if is_current else ()
 
     # Running --------------------------------------------------------------------------------------
 
@@ -203,13 +182,7 @@ class Policy:
                 self._failed = event.also_failed | {event.process}
                 return self._stop(event, event.at)
             return () if self.unfinished else self._stop(None, event.at)
-        if not self.alive:
-            return self._all_ended(event.at)
-        if self.phase == STOPPING and self._given_time:
-            self._given_time -= {event.process}
-            if not self._given_time:
-                self.deadline = self.kill_at
-        return ()
+        return () if self.alive else self._all_ended(event.at)
 
     def _interrupted(self, event: Interrupted) -> Actions:
         if event.signum in FORWARDED:
@@ -237,16 +210,11 @@ class Policy:
             # Nothing can be agreed with the other hosts any more.
             self.essential -= {PEERS}
             self.unfinished.discard(PEERS)
-        why = f"{event.describe()}."
-        if self.phase == STOPPED:
-            self._given_up = why
-            return self._finish()
         if self.cause is None:
             return self._reject(event)
-        may_retry = isinstance(self.cause, Retried) and self.attempt < self.rules.max_restarts
-        if self.phase in {STOPPING, KILLING} and may_retry:
-            self._given_up = self._given_up or why
-        return ()
+        # No attempt can do without it.
+        self._given_up = self._given_up or f"{event.describe()}."
+        return self._finish() if self.phase == STOPPED else ()
 
     def _reject(self, event: StrategyRejected | SourceFailed) -> Actions:
         """Make EVENT the cause unless there is one."""
@@ -256,9 +224,9 @@ class Policy:
             return ()
         if self.phase in {GATHERING, RUNNING}:
             return self._stop(event, event.at)
-        self.cause = event
         # A rank writes evidence at its exit, so it may be evaluated after the last one.
-        return (Finish(self.outcome()),) if self.phase == FINISHED else ()
+        self.cause = event
+        return ()
 
     # Ending ---------------------------------------------------------------------------------------
 
@@ -267,28 +235,18 @@ class Policy:
         self.cause = cause or self.cause
         if not self.alive:
             return self._all_ended(at)
-        self.phase, self.kill_at = STOPPING, at + self.rules.grace_s
-        self._given_time = (self._failed - self._overdue) & self.alive
-        soon = min(at + TEARDOWN_S, at + self.rules.grace_s / 2)
-        self.deadline = soon if self._given_time else self.kill_at
-        return (SignalAll(signum, self._given_time),)
+        self.phase, self.deadline = STOPPING, at + self.rules.grace_s
+        self._ending = self._failed & self.alive
+        return (SignalAll(signum),)
 
     def _timer_expired(self, event: TimerExpired) -> Actions:
         if self.deadline is None or event.at < self.deadline:
             return ()
-        if self.phase == GATHERING:
-            return self.begin()
         if self.phase == KILLING:
             return self._examine() or self._finish()
-        if not self._given_time:
-            return self._kill(event.at)
-        asked = frozenset(self.alive - self._given_time)
-        self._overdue, self._given_time = self._given_time, frozenset()
-        self.deadline = self.kill_at
-        return (SignalAll(TERM, asked),)
+        return self._kill(event.at)
 
     def _kill(self, at: float) -> Actions:
-        self._overdue, self._given_time = self._overdue | self._given_time, frozenset()
         self.phase, self.deadline = KILLING, at + STUCK_S
         return (SignalAll(KILL),)
 
@@ -304,15 +262,14 @@ class Policy:
         failures = tuple(
             it for it in self.exits if it.process in self._failed and it.status.exit_code
         )
-        # Even SIGKILL may not have ended one that was overdue.
+        # Even SIGKILL may not have ended one.
         return (Examine(failures),) if failures else ()
 
     def _examined(self, event: RootCauses) -> Actions:
         """Make the first failure the cause, and finish or restart."""
         first = culprit(event.exits)
-        was_signalled = first.process in self._overdue and first.status.signum in {TERM, KILL}
+        was_signalled = first.process in self._ending and first.status.signum in {TERM, KILL}
         if was_signalled and first.raised:
-            # It had failed already when it was signalled.
             first = first._replace(status=ExitStatus(code=first.raised))
         self.cause = first
         return self._finish() if self.alive else self._decide(event.at)
@@ -337,10 +294,8 @@ class Policy:
         """Return why no other attempt can help, as far as this host knows; empty if one can."""
         if isinstance(cause, Exited) and cause.fault:
             return cause.fault
-        if not isinstance(cause, Retried):
-            return Outcome(cause).describe()
-        if self.interrupted is not None:
-            return Outcome(self.interrupted).describe()
+        if self.interrupted is not None or not isinstance(cause, Retried):
+            return Outcome(self.interrupted or cause).describe()
         # Hosts that come and go make an elastic job start again without --max_restart.
         has_restarts = self.rules.max_restarts or self.earlier
         return _no_progress((*self.earlier, cause)) if has_restarts else ""
@@ -361,19 +316,11 @@ class Policy:
             has_restarts = self.rules.max_restarts or self.earlier
             self._given_up = event.given_up if has_restarts else ""
             return self._finish()
-        interrupted, failed_attempt = self.interrupted, self.attempt
-        self.attempt += 1
-        self.earlier = (*self.earlier, cause)
+        interrupted = self.interrupted
+        self.attempt, self.earlier = self.attempt + 1, (*self.earlier, cause)
         self._begin_attempt()
-        self.is_resting = True
-        if interrupted is not None:
-            self.cause = interrupted
-            return self._finish()
-        # Hosts that come and go need no time to heal.
-        has_failed = not (isinstance(cause, Failure) and cause.is_departure)
-        wait_s = backoff(self.rules.backoff_s, failed_attempt) if has_failed else 0.0
-        self.deadline = event.at + wait_s
-        return (Sweep(),)
+        self.cause = interrupted
+        return self._finish() if interrupted else (Sweep(), *self.begin())
 
     def _all_done(self, event: JobVerdict) -> Actions:
         """Take note that the trainers of all other hosts are done."""
@@ -390,7 +337,7 @@ class Policy:
 
     def _finish(self) -> Actions:
         self.phase, self.deadline = FINISHED, None
-        return Sweep(), Finish(self.outcome())
+        return (Sweep(),)
 
 
 def culprit(exits: Sequence[Exited]) -> Exited:
@@ -427,41 +374,22 @@ def decide(
     return Decision(bool(no_retry) or not is_allowed, no_retry if is_allowed else "")
 
 
-def backoff(first_s: float, attempt: int) -> float:
-    """Return how many seconds to wait after ATTEMPT: none after the first, then twice as long.
-
-    >>> [backoff(1.0, attempt) for attempt in (0, 1, 4, 31)]
-    [0.0, 1.0, 8.0, 60.0]
-    """
-    return min(first_s * 2.0 ** min(attempt - 1, 30), LONGEST_WAIT_S) if attempt else 0.0
-
-
 def _no_progress(causes: Sequence[Retried]) -> str:
     """Return why another attempt would fail like these, or nothing."""
     last = causes[-1]
     if isinstance(last, Exited) and last.no_retry:
         return last.no_retry
-    recent = causes[-SAME_FAILURES:]
-    if len(recent) == SAME_FAILURES and all(
-        isinstance(cause, Exited)
-        and _is_same_failure(cause, last)
-        and not _has_progressed(recent[0], cause)
-        for cause in recent
-    ):
-        return f"no progress: it failed the same way {SAME_FAILURES} times without a new step."
-    return ""
+    recent = [cause for cause in causes[-SAME_FAILURES:] if isinstance(cause, Exited)]
+    kinds = {(failure.process, failure.status, failure.last_words) for failure in recent}
+    if len(recent) < SAME_FAILURES or len(kinds) > 1:
+        return ""
+    if any(_has_progressed(recent[0], failure) for failure in recent):
+        return ""
+    return f"no progress: it failed the same way {SAME_FAILURES} times without a new step."
 
 
-def _is_same_failure(failure: Exited, other: Retried) -> bool:
-    return isinstance(other, Exited) and (failure.process, failure.status, failure.last_words) == (
-        other.process,
-        other.status,
-        other.last_words,
-    )
-
-
-def _has_progressed(first: Retried, later: Exited) -> bool:
+def _has_progressed(first: Exited, later: Exited) -> bool:
     """Whether LATER got further than FIRST."""
     if later.step is None:
         return later.lived_s >= SOME_PROGRESS_S
-    return isinstance(first, Exited) and first.step is not None and later.step > first.step
+    return first.step is not None and later.step > first.step

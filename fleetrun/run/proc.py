@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -34,30 +33,16 @@ class Stat(NamedTuple):
 def content(path: str) -> bytes:
     """Return the content of the file PATH; nothing if it cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with open(path, "rb", buffering=0) as file:
+            return file.readall()
     except OSError:
         return b""
-    try:
-        whole = b""
-        # The kernel hands out some of its files page by page.
-        while part := os.read(fd, 65536):
-            whole += part
-    except OSError:
-        return b""
-    else:
-        return whole
-    finally:
-        os.close(fd)
 
 
 def counts(path: str) -> dict[str, int]:
     """Return the numbers in a file of lines `NAME NUMBER`."""
-    words = content(path).split()
-    return {
-        name.decode(): int(value)
-        for name, value in zip(words[::2], words[1::2], strict=False)
-        if value.isdigit()
-    }
+    pairs = (line.split() for line in content(path).decode().splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if pair[1:] and pair[1].isdigit()}
 
 
 def cgroups(root: str = "/") -> Iterator[str]:
@@ -93,18 +78,6 @@ def open_files(pid: int) -> Iterator[tuple[str, str]]:
                 yield path, os.readlink(path)
 
 
-def fault() -> str:
-    """Return why /proc does not show this launcher's processes; empty if it does."""
-    try:
-        own = os.readlink("/proc/self")
-    except OSError:
-        return "/proc is not mounted, and without it processes cannot be supervised"
-    # The /proc of another PID namespace shows our processes under other ids.
-    if own == str(os.getpid()) and len(rows("self", "status").get("NSpid", "").split()) <= 1:
-        return ""
-    return "/proc shows the processes of another PID namespace, and would mislead fleetrun"
-
-
 def state_of(pid: int) -> str:
     """Describe the state of process PID, and where in the kernel it waits if readable."""
     status = stat(pid)
@@ -116,10 +89,7 @@ def state_of(pid: int) -> str:
 
 
 def fields(pid: int | str) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the state (field 3 in `proc(5)`) on.
-
-    A zombie has them, too; empty if the process is gone.
-    """
+    """Return the fields of /proc/PID/stat from the third, the state, on; none if it is gone."""
     # The name in parentheses may contain anything, even parentheses.
     return content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
@@ -162,7 +132,7 @@ def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, lis
     """
     members: dict[int, list[Stat]] = {leader: [] for leader in leaders}
     leader_of: dict[int, int] = {}
-    for process in _parents_first(processes):
+    for process in sorted(processes, key=lambda process: (process.started, process.pid)):
         # The process that reads the terminal leads no session.
         for leader in (process.pid, process.session, leader_of.get(process.parent)):
             if leader in members:
@@ -170,19 +140,6 @@ def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, lis
                 members[leader].append(process)
                 break
     return members
-
-
-def descendants(processes: Iterable[Stat], roots: AbstractSet[int]) -> set[int]:
-    """Return ROOTS and the ids of those of PROCESSES that descend from one of them."""
-    family = set(roots)
-    for process in _parents_first(processes):
-        if process.parent in family:
-            family.add(process.pid)
-    return family
-
-
-def _parents_first(processes: Iterable[Stat]) -> list[Stat]:
-    return sorted(processes, key=lambda process: (process.started, process.pid))
 
 
 def send(process: Stat, signum: int) -> None:
@@ -209,11 +166,10 @@ def reads_terminal(pid: int) -> bool:
         return False
     # The descriptor, or one more than the highest of those.
     fd = int(arguments_.split()[0], 16) - (syscall in _SELECTS)
-    try:
+    with suppress(OSError):
         path = os.readlink(f"/proc/{pid}/fd/{fd}")
-    except OSError:
-        return False
-    return path.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
+        return path.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
+    return False
 
 
 def catches(pid: int, signum: int) -> bool:
@@ -229,7 +185,6 @@ def command(pid: int) -> str:
 
 def is_python(pid: int) -> bool:
     """Whether PID is a Python interpreter."""
-    try:
+    with suppress(OSError):
         return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        return False
+    return False

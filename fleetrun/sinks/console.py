@@ -11,7 +11,7 @@ import re
 import sys
 import time
 
-from fleetrun.run.events import Finished, Gathered, Happening, Started
+from fleetrun.run.events import Finished, Gathered, Happening, RootCauses, Started
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.rundir.names import label_of, log_paths
@@ -142,8 +142,13 @@ class Console(Sink):
         """Follow each process that starts; at the end, show the remaining output."""
         if isinstance(happening, Started) and happening.process in self._shown:
             self._follow(happening)
-        elif isinstance(happening, Gathered):
-            self._begin(happening.attempt)
+        elif isinstance(happening, Gathered | RootCauses):
+            # The rest of an attempt that is over.
+            for feed in self._feeds:
+                feed.is_final = True
+            self._pump(sys.maxsize)
+            if isinstance(happening, Gathered):
+                self._begin(happening.attempt)
         elif isinstance(happening, Finished):
             self._is_last = True
             self._writer.finish(_TIMEOUT_S)
@@ -151,12 +156,6 @@ class Console(Sink):
 
     def catch_up(self) -> None:
         """Show what ranks have written so far, as far as the reader takes it."""
-        self._pump(sys.maxsize)
-
-    def flush(self) -> None:
-        """Show the rest of an attempt that is over, as far as the reader takes it."""
-        for feed in self._feeds:
-            feed.is_final = True
         self._pump(sys.maxsize)
 
     def is_busy(self) -> bool:

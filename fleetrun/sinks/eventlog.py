@@ -102,9 +102,8 @@ class EventLog(Sink):
                 }
             case Interrupted(signum=signum):
                 return "interrupted", {"signal": signal_name(signum)}
-            case SignalAll(signum=signum, spared=spared):
-                names_of = self._names(sorted(spared))
-                return "signalled", {"signal": signal_name(signum), "spared": names_of}
+            case SignalAll(signum=signum):
+                return "signalled", {"signal": signal_name(signum)}
             case Hung(places=places, collectives=collectives):
                 return "hung", _fields(happening, "odd", "stacks") | {
                     "seconds": round(happening.seconds, 1),

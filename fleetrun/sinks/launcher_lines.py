@@ -24,13 +24,10 @@ class Messages(Sink):
         self,
         preface: Callable[[], str] | None = None,
         *,
-        is_ci: bool = False,
         redact: Callable[[str], str] = str,
     ) -> None:
         self.redact = redact
         self._writer = Writer(2, _MOST)
-        # Whether a user may be watching.
-        self._is_watched = self._writer.is_terminal and not is_ci
         # Built after the processes have started, so as not to delay them.
         self.preface = preface
         self._is_last = False
@@ -40,11 +37,6 @@ class Messages(Sink):
     def log(self, text: str) -> None:
         """Write TEXT as one line; control characters in it are escaped."""
         self._put(visible(self.redact(text)))
-
-    def progress(self, text: str) -> None:
-        """Write TEXT as one line on a terminal; nothing in pipes and CI."""
-        if self._is_watched:
-            self.log(text)
 
     def show(self, text: str) -> None:
         """Write the lines of TEXT."""

@@ -64,7 +64,9 @@ class Provenance(Sink):
 
     def _ask(self) -> None:
         call = partial(_become_git, self._folder())
-        self._abandon = isolation.ask(call, self._waiting, self._answered, _GIT_S, is_program=True)
+        self._abandon = isolation.ask(
+            *(call, self._waiting, self._answered, _GIT_S), decode=lambda output: (output,)
+        )
 
     def _answered(self, answer: CallResult) -> None:
         self._abandon = nothing
@@ -93,6 +95,7 @@ class Provenance(Sink):
 
 def _become_git(folder: str) -> None:
     """Become a git that prints the state of FOLDER; OSError if there is none."""
+    os.dup2(isolation.PIPE, 1)
     environ = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
     os.execvpe("git", ("git", "-C", folder, *_STATUS), environ)  # noqa: S606, S607 - the user's own
 

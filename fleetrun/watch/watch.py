@@ -27,7 +27,6 @@ from fleetrun.run.events import (
 from fleetrun.run.isolation import CallResult
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Source
-from fleetrun.run.policy import TEARDOWN_S
 from fleetrun.run.proc import Stat
 from fleetrun.rundir import flightfile, heartbeat, names, reading, variables
 from fleetrun.rundir.rankfile import ErrorReport
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
     # Only with --hang_timeout, or with other hosts.
     from fleetrun.session.driver import Session
     from fleetrun.watch.hang_judge import HangJudge
+
+# A rank that has raised may take this long to end, or the grace if that is longer.
+_TEARDOWN_S = 3.0
 
 
 class _Rank:
@@ -210,7 +212,7 @@ class Watch(Source):
     def _is_still(self, processes: Container[int]) -> bool:
         """Whether PROCESSES, which should end, have shown no activity for the time they have."""
         if self._overdue is None:
-            self._overdue = SilenceClock(max(self._job.plan.rules.grace_s, TEARDOWN_S))
+            self._overdue = SilenceClock(max(self._job.plan.rules.grace_s, _TEARDOWN_S))
         silence, now = self._overdue, time.monotonic()
         at = now + silence.period_s
         self._waiting.timer("overdue", at, lambda: self._end_overdue(is_silent=False))
@@ -241,7 +243,7 @@ class Watch(Source):
             failed_at=at,
             raised=status.exit_code,
         )
-        self.declare(Overdue(exited))
+        self.declare(Overdue(exited, exited.at))
 
     # Hangs ----------------------------------------------------------------------------------------
 

@@ -82,7 +82,6 @@ BY_KIND = {
 VALUES = {
     "strategy": ("amp", "comm_fusion"),
     "nnodes": ("1", "1:1"),
-    "stdin": ("0", "none"),
     # A config file needs quotes around a colon and a space.
     "wrap": ("0:nice", "1:nice"),
     "profile": ("0:3-7", "1:2-2"),

@@ -25,11 +25,10 @@ FAULTS = {
     "no log folder": ((), "echo >log", "The logs cannot be written to", 3),
     "full disk": (
         (),
-        "mkdir log && mount -t tmpfs -o size=64k tmpfs log && ! head -c 60k </dev/zero >log/x",
+        "mkdir log && mount -t tmpfs -o size=64k tmpfs log && ! head -c 100k </dev/zero >log/x",
         "No space left on device",
         3,
     ),
-    "few files": ((), "ulimit -n 28", "open files", 3),
 }
 
 

@@ -21,7 +21,7 @@ from fleetrun.errors import FleetrunError
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Request, Rules, Script
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Started
-from fleetrun.run.gathering import AtOnce
+from fleetrun.run.gathering import Gathering
 from fleetrun.run.keeper import Keeper, keep
 from fleetrun.run.observers import ObservedJob, Sink, Source
 from fleetrun.run.supervisor import Supervisor
@@ -153,7 +153,7 @@ def main(path: str) -> int:
     wanted = json.loads(Path(path).read_text())
     try:
         job = DrivenJob(wanted, keep())
-        supervisor = Supervisor(AtOnce(partial(plan, wanted)), job)
+        supervisor = Supervisor(Gathering(partial(plan, wanted)), job)
         return supervisor.run().exit_code
     except FleetrunError as error:
         sys.stderr.write(f"error: {error}\n")

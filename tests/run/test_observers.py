@@ -108,9 +108,7 @@ def test_a_sink_that_fails_is_let_go_and_said_once(room: _Room) -> None:
     observers = room.open(first, second, ear)
     observers.on_event(NEWS)
     assert [len(sink.heard) for sink in (ear, first, second)] == [2, 1, 1]
-    assert room.remarks == [
-        "The deaf failed (No space left on device); the job goes on without it."
-    ]
+    assert room.remarks == ["Deaf failed (No space left on device); the job goes on without it."]
     assert room.declared == []
 
 
@@ -128,9 +126,6 @@ def test_wherever_a_source_fails_it_is_an_event(room: _Room, place: str) -> None
     assert isinstance(failed, SourceFailed)
     assert (failed.source, failed.is_required, failed.exit_code) == ("the spring", True, 1)
     assert failed.why == f"RuntimeError('{place}')"
-    assert failed.sentence() == (
-        f"The spring failed (RuntimeError('{place}')), and the job cannot go on without it."
-    )
     assert room.remarks == []
     # Its connected clients notice.
     assert spring.is_closed

@@ -18,7 +18,6 @@ from fleetrun.run.events import (
     Examine,
     Exited,
     Failure,
-    Finish,
     Gather,
     Gathered,
     GatherFailed,
@@ -40,7 +39,6 @@ from fleetrun.run.events import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-LONGEST_WAIT_S = policy.LONGEST_WAIT_S
 INT, KILL, TERM, HUP, USR1 = 2, 9, 15, 1, 10
 
 
@@ -85,9 +83,6 @@ class Job:
                     todo += self.take(Gathered(attempt, plan, self.now))
                 case Spawn(process=process, attempt=attempt):
                     todo += self.take(self.start(process, attempt))
-                case Finish(outcome=outcome):
-                    assert self.outcome is None, "finished twice"
-                    self.outcome = outcome
                 case Examine(exits=exits):
                     known = [
                         exited._replace(**self.facts.get(exited.process, {})) for exited in exits
@@ -95,6 +90,8 @@ class Job:
                     todo += self.take(RootCauses(tuple(known), self.now))
                 case SignalAll() | Sweep() | HostStopped():
                     pass
+        if self.state.phase == policy.FINISHED:
+            self.outcome = self.state.outcome()
 
     def start(self, process: int, attempt: int) -> Started | Exited:
         """Pretend to start a process."""
@@ -192,8 +189,8 @@ def play_out(job: Job, history: str) -> None:
     """Play HISTORY, step by step.
 
     `1=7` is the exit of process 1, `1=TERM` its end by a signal, `1=7+0` an end when process 0 had
-    failed, too; `!INT` a signal to the launcher, `3s` a time, `next` that until another
-    attempt. Others are EVENTS.
+    failed, too; `!INT` a signal to the launcher, `3s` a time.
+    Others are EVENTS.
     """
     for step in history.split("; "):
         process, is_exit, how = step.partition("=")
@@ -204,8 +201,6 @@ def play_out(job: Job, history: str) -> None:
             job.exit(int(process), code, SIGNALS.get(how), also_failed=failed)
         elif step.startswith("!"):
             job.interrupt(SIGNALS[step[1:]])
-        elif step == "next":
-            job.wait(LONGEST_WAIT_S)
         elif step in EVENTS:
             job.feed(EVENTS[step])
         else:
@@ -262,11 +257,11 @@ CASES = (
         facts={0: {"is_victim": True}},
     ),
     Case(
-        "who raised has a short time, and is judged by its exception",
+        "who raised is judged by its exception, even if it is stopped",
         "***",
-        f"0=1+1; 2=TERM; {policy.TEARDOWN_S}s; 1=TERM",
+        "0=1+1; 2=TERM; 1=TERM",
         4,
-        "TERM TERM",
+        "TERM",
         facts={1: {"failed_at": -0.5, "raised": 4}},
     ),
     Case(
@@ -301,16 +296,14 @@ CASES = (
     Case("users' signals stop nothing", "*", "!USR1; 0=0", 0, "USR1"),
     Case("servers are stopped when the rest is done", "*-", "0=0; 1=TERM", 0, "TERM"),
     Case("but not fail", "*--", "1=0; 2=3; 0=TERM", 3, "TERM", "rank 2 exited with 3"),
-    Case(
-        "restarts are counted", "*", "0=4; next; 0=5; next; 0=6", 6, restarts=2, earlier=("4", "5")
-    ),
-    Case("a signal ends the wait", "*", "0=4; !TERM", 143, restarts=2, earlier=("4",)),
+    Case("restarts are counted", "*", "0=4; 0=5; 0=6", 6, restarts=2, earlier=("4", "5")),
+    Case("a restart is stopped", "*", "0=4; !TERM; 0=0", 143, "TERM", restarts=2, earlier=("4",)),
     Case("not in effect", "**", "refuted; 0=TERM; 1=1", 5, "TERM", "the strategy", restarts=3),
     *(
         Case(
             "a failure is worse than a strategy without effect",
             "**",
-            f"0=7; refuted; 1={code}; refuted; next; 0=0; 1=0",
+            f"0=7; refuted; 1={code}; 0=0; 1=0",
             0,
             "TERM",
             restarts=1,
@@ -347,19 +340,10 @@ CASES = (
     Case(
         "hosts start again together, and earlier words count no more",
         "*",
-        "0=0; stop; again; next; stop; done; 0=0; done 1",
+        "0=0; stop; again; stop; done; 0=0; done 1",
         0,
         restarts=1,
         earlier=("server 1 exited with 7 on 10.0.0.2",),
-        has_peers=True,
-    ),
-    Case(
-        "the end of all in the wait",
-        "*",
-        "0=3; again here; verdict",
-        7,
-        restarts=3,
-        earlier=("3",),
         has_peers=True,
     ),
     Case(
@@ -400,7 +384,7 @@ def test_what_comes_of_a_history(case: Case) -> None:
     wanted = [f"rank 0 exited with {how}" if how.isdigit() else how for how in case.earlier]
     assert [cause.describe() for cause in seen.earlier] == wanted
     assert seen.attempts == len(wanted) + 1
-    assert job.done[-2:] == [Sweep(), Finish(seen)]
+    assert job.done[-1] == Sweep()
 
 
 @pytest.mark.parametrize(
@@ -422,19 +406,8 @@ def test_s53_three_failures_alike_without_a_new_step_are_enough(
     for step, word in zip(steps, words, strict=True):
         if watched.outcome is None:
             watched.exit(0, code=4, last_words=word, step=step, lived_s=lived_s)
-            watched.wait(LONGEST_WAIT_S)
     assert watched.verdict().attempts == attempts
     assert bool(watched.verdict().given_up) == (attempts == 3)
-
-
-def test_after_the_loss_of_a_host_the_others_do_not_wait_for_anything_to_heal() -> None:
-    job = Job([True], Rules(), has_peers=True)
-    job.exit(0)
-    lost = Failure("10.0.0.2", "fleetrun was lost", 1, is_departure=True)
-    job.feed(StopRequested(lost, 1.0))
-    job.feed(JobVerdict(lost, job.now, is_final=False))
-    job.wait(0.0)
-    assert job.done[-1] == Spawn(0, 1)
 
 
 def gathering(attempt: int, **rules: float) -> Job:
@@ -442,7 +415,7 @@ def gathering(attempt: int, **rules: float) -> Job:
     job = Job([True], Rules(max_restarts=3, **rules), answers=attempt > 0)
     if attempt:
         job.essential = None
-        play_out(job, "0=5; next")
+        play_out(job, "0=5")
     assert (job.state.phase, job.done[-1]) == (policy.GATHERING, Gather(attempt))
     return job
 
@@ -565,9 +538,7 @@ def hear(job: Job, dice: Dice) -> None:
 def end(job: Job) -> None:
     """Let a remaining process die."""
     alive = sorted(job.state.alive)
-    if job.state.phase == policy.GATHERING and job.state.is_resting:
-        job.wait(LONGEST_WAIT_S)
-    elif job.state.phase == policy.GATHERING:
+    if job.state.phase == policy.GATHERING:
         job.feed(GatherFailed(job.state.attempt, "nobody came.", 4, job.now))
     elif alive:
         job.exit(alive[0], signum=KILL)
@@ -581,9 +552,7 @@ def end(job: Job) -> None:
 def check(job: Job) -> None:
     """Check the properties of every history."""
     outcome = job.verdict()
-    assert [type(action) for action in job.done].count(Finish) == 1
-    assert isinstance(job.done[-1], Finish)
-    assert job.done[-2] == Sweep()
+    assert job.done[-1] == Sweep()
     stops = [e for e in job.events if isinstance(e, Interrupted) and e.signum != USR1]
     order = list(job.events)
     if stops:
@@ -674,12 +643,8 @@ def check_kills(job: Job) -> None:
     polite = [signum for signum in job.signals() if signum not in {KILL, USR1}]
     kills = job.signals().count(KILL)
     attempts = job.verdict().attempts
-    # Once to all, and once more to those that had already raised.
-    assert len(polite) <= 2 * attempts
+    assert len(polite) <= attempts
     assert kills <= len(polite)
-    for place, event in enumerate(job.done):
-        if isinstance(event, SignalAll) and event.signum != TERM:
-            assert not event.spared, place
 
 
 NUMBERS = st.lists(st.integers(0, 10_000), max_size=60)

@@ -94,7 +94,7 @@ def test_a_shell_script_with_lines_of_windows_says_so(folder: Path) -> None:
     for name in ("run.sh", "./run.sh"):
         done = run(folder, "--quiet", name)
         assert done.returncode == 127
-        assert "the first line of ./run.sh ends in a carriage return" in done.stderr
+        assert "in the first line of ./run.sh does not exist, or that line ends" in done.stderr
 
 
 def test_a_folder_is_no_script(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from commandline import Command
 from processes import assert_no_survivors
 from terminals import COUNT, Terminal, state, stopped_in_a_shell
@@ -43,25 +42,6 @@ def test_s27_ctrl_c_reaches_each_rank_once(tmp_path: Path, terminal: Terminal) -
     assert_no_survivors(job.marker, 0.0)
 
 
-@pytest.mark.extended
-def test_who_is_waited_for_at_the_end_is_shown_on_a_terminal_only(
-    tmp_path: Path, terminal: Terminal
-) -> None:
-    deaf = "trap '' TERM; touch up.$R; until [ -e up.0 ] && [ -e up.1 ]; do sleep 0.01; done"
-    script = f"{deaf}; [ $R = 0 ] || exit 7; until [ -e end ]; do sleep 0.05; done"
-    job = Command(tmp_path, script, "--grace=60")
-    launcher = terminal.start(job.argv, env=job.environ({"CI": ""}), cwd=tmp_path)
-    until(terminal.shows(b"rank 1 exited with 7. Waiting up to"))
-    until(terminal.shows(b"s for rank 0 to end."))
-    (tmp_path / "end").touch()
-    assert terminal.end(launcher) == 7
-    (tmp_path / "piped").mkdir()
-    piped = Command(tmp_path / "piped", script, "--grace=1.5").run()
-    assert piped.code == 7
-    assert "rank 1 exited with 7" in piped.stderr
-    assert "Waiting" not in piped.stderr
-
-
 def test_s33_ctrl_z_and_fg_in_a_shell(tmp_path: Path, terminal: Terminal) -> None:
     job = Command.python(tmp_path, WAIT)
     with stopped_in_a_shell(terminal, job) as everybody:
@@ -75,7 +55,7 @@ def test_ctrl_z_has_no_effect_where_no_shell_could_continue_the_job(
 ) -> None:
     # The first rank reads the terminal, and is stopped by it, as its child is.
     script = "touch ready$R; (until [ -e go ]; do sleep 0.02; done)"
-    job = Command(tmp_path, script, "--stdin=0")
+    job = Command(tmp_path, script)
     launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
     job.wait_for("ready0", "ready1")
     terminal.type(b"\x1a")
