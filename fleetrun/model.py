@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 UNNAMED_JOB = "default"
 COMMAND_LINE, DEFAULT = "command line", "default"
 # Paddle writes underscores; the options that are not like any of its own do not.
-_HYPHENATED = ("dry_run", "from_manifest", "no_kill")
+_HYPHENATED = ("dry_run", "no_kill")
 
 
 def flag(name: str) -> str:
@@ -112,7 +112,6 @@ class Strategy(NamedTuple):
     mode: str = "defaults"
     is_strict: bool = False
     check_ranks: int | str = "auto"
-    layers: tuple[Layer, ...] = ()
 
     @property
     def variables(self) -> dict[str, FieldSetting]:
@@ -133,7 +132,6 @@ class Request(NamedTuple):
     device_kind: str | None = None
     nproc_per_node: int | str | None = None
     oversubscribe: bool = False
-    virtual_local_rank: bool = False
     ips: tuple[str, ...] = ()
     host: str | None = None
     network: str | None = None
@@ -148,18 +146,14 @@ class Request(NamedTuple):
     hosts: str | None = None
     hostfile: str | None = None
     ssh: str = "ssh"
-    ssh_fanout: int = 32
     backend: str = "auto"
     run_mode: str = "collective"
     job_id: str = UNNAMED_JOB
     env: tuple[tuple[str, str], ...] = ()
-    nccl: tuple[tuple[str, str], ...] = ()
-    gpu_memory_fraction: float | None = None
     bind: str = "none"
     max_restart: int = 0
     resume_from: str | None = None
     grace_s: float = 10.0
-    preflight: bool = False
     hang_timeout_s: float = 0.0
     flight_recorder: bool = False
     log_dir: str = "log"
@@ -171,8 +165,6 @@ class Request(NamedTuple):
     metrics_period_s: float = 5.0
     metrics_port: int | None = None
     tee: str | None = None
-    log_filter: str | None = None
-    debug: str | None = None
     wrap: str | None = None
     profile: str | None = None
     quiet: bool = False
@@ -196,14 +188,6 @@ class Request(NamedTuple):
     # The words of the command line; and the options from it and from config files.
     typed: tuple[str, ...] = ()
     given: tuple[Given, ...] = ()
-    # Variables of the launcher that a manifest brings back; None: it was not set.
-    restored: tuple[tuple[str, str | None], ...] = ()
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The variables of --nccl, whose names need no NCCL_, and of --env, which win."""
-        nccl = {f"NCCL_{name.removeprefix('NCCL_')}": value for name, value in self.nccl}
-        return nccl | dict(self.env)
 
 
 DEFAULTS: Mapping[str, Any] = Request._field_defaults
@@ -310,7 +294,6 @@ class Facts(NamedTuple):
     processors: Processors | None = None
     # The version of this Paddle if it lacks what the mode needs.
     paddle_lacking: str | None = None
-    used_ports: frozenset[int] = frozenset()
     is_rocm: bool = False
     # The kinds of the plug-ins that the ranks' Paddle loads, in its order, and how many devices of
     # each it sees behind the masks; and whether there may be plug-ins.

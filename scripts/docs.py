@@ -85,7 +85,7 @@ def option_tables(translate: Translate) -> str:
 
 def _of(option: Option, translate: Translate) -> tuple[str, ...]:
     """Return OPTION's line of a table: its spellings, default, variables and meaning."""
-    spellings = (f"{option.flag}{option.value_shown}", *option.opts[1:])
+    spellings = (f"{option.opts[0]}{option.value_shown}", *option.opts[1:])
     meaning = translate(option.help or option.reason)
     return (
         cell(", ".join(f"`{spelling}`" for spelling in spellings)),
@@ -193,7 +193,7 @@ _ENTRY = re.compile(r'^msgid ((?:".*"\n)+)msgstr ((?:".*"\n)+)', re.MULTILINE)
 
 def help_texts() -> list[str]:
     """Return every text of the help and of report pages, in the order in which it is read."""
-    texts = [help_page.INTRODUCTION, help_page.MOST_USED, *help_page.WORDS]
+    texts = [help_page.INTRODUCTION, *help_page.WORDS]
     texts += [text for _, text in help_page.EXIT_CODES]
     texts += help_page.NOTES
     for name, group in GROUPS.items():

@@ -28,7 +28,7 @@ FILES = (
     File(names.LOCK, "launcher", "launches, logs, top, ps", None, "Locked while the launch runs."),
     File(names.PLAN, "launcher", "fleetrun logs, top, ps", 1, "The plan: what was started."),
     File(names.EVENTS, "launcher", "tune, logs, top, ps", 2, "The events, one per line."),
-    File(names.MANIFEST, "launcher", "--from-manifest", 1, "Versions and settings, to repeat it."),
+    File(names.MANIFEST, "launcher", "", 2, "Versions, settings, and the line that repeats it."),
     File(names.REPORT, "launcher", "fleetrun tune", 1, "Why the job failed."),
     File(names.PAGE, "fleetrun report", "people", None, "The run as a page with charts."),
     File(names.LAUNCH, "launcher", "people", None, "Tables of settings and environment."),
@@ -158,10 +158,6 @@ NPU_VISIBLE_DEVICES [ps] The same for NPUs. (when: with NPUs)
 CUSTOM_DEVICE_ROOT [all] The folder of the plug-ins that Paddle loads: none.
     (when: with plug-ins whose devices the ranks do not use)
 CUDA_DEVICE_ORDER? [all] PCI_BUS_ID: numbers match nvidia-smi. (when: with NVIDIA GPUs)
-FLAGS_allocator_strategy? [all] naive_best_fit, which allocates memory at the start;
-    the default, auto_growth, does not. (when: --gpu_memory_fraction)
-FLAGS_fraction_of_gpu_memory_to_use? [all] The share of each GPU's memory that Paddle allocates at
-    the start. (when: --gpu_memory_fraction)
 OMP_NUM_THREADS? [all] The number of cores of the rank. (when: --bind)
 # Communication.
 GLOO_SOCKET_IFNAME? [all] The interface that leads to the other hosts; lo on one host.
@@ -204,8 +200,6 @@ PADDLE_LOG_DIR [all] The log folder.
 PADDLE_RESTART_COUNT [all] The number of the attempt, from 0.
 POD_NAME? [all] The job name and the node rank.
 PADDLE_AUTO_CLUSTER? [all] 0.
-PADDLE_PG_TIMEOUT? [all] The timeout of collectives, in milliseconds: a week. (when: --debug)
-FLAGS_stop_check_timeout? [all] The timeout of rpc, in seconds: a week. (when: --debug)
 PYTHONFAULTHANDLER? [all] 1: a crash also prints the Python stack.
 PYTHONPATH [all] Yours, after a folder of fleetrun whose start-up file each rank's Python runs.
 """

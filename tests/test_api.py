@@ -226,7 +226,7 @@ def test_options_are_those_of_the_command_line(here: Path) -> None:
         quiet=True,
         log_overwrite=False,
         master=None,
-        nccl={"DEBUG": "INFO"},
+        env={"NCCL_DEBUG": "INFO"},
         set={},
     )
     assert done.run_dir is not None

@@ -54,6 +54,7 @@ FLOORS = (
     ("fleetrun.run.job", "fleetrun.doctor", "fleetrun.remote"),
     (
         "fleetrun.cli.app",
+        "fleetrun.cli.help",
         "fleetrun.cli.shells",
         "fleetrun.cli.parser",
         "fleetrun.commands",

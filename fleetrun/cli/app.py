@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,18 +15,14 @@ from fleetrun.cli.argv import ParsedCommand, split
 from fleetrun.cli.elsewhere import refuse_mistaken
 from fleetrun.cli.options import BY_SPELLING, find
 from fleetrun.engines import detect
-from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
-from fleetrun.model import Layer, Request
+from fleetrun.errors import FleetrunError, UsageError
+from fleetrun.model import Request
 from fleetrun.printing import put, remark
 from fleetrun.run.observers import Caller
 from fleetrun.rundir.secrets import Hider
 from fleetrun.rundir.variables import COMPLETE, EXEC_OPTIONS
 
 Launch = Callable[[Request, Mapping[str, str]], int]
-
-INTERRUPTED = 130
-# 128 + SIGPIPE, as other commands end in `command | head`.
-BROKEN_PIPE = 141
 
 
 def main(
@@ -41,14 +38,11 @@ def main(
     try:
         return _dispatch(given, variables, launch, caller)
     except KeyboardInterrupt:
-        return INTERRUPTED
-    except MemoryError:
-        remark("There is not enough memory to start: check `ulimit -v` and `free`.")
-        return EnvironmentFault.exit_code
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. Python would complain once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        return 128 + signal.SIGPIPE
     except FleetrunError as error:
         # The message may quote the value of any option.
         hide = Hider(variables, given)
@@ -69,18 +63,17 @@ def _dispatch(
 
         return shells.answer(environ[COMPLETE])
     if given and given[0] in parser.COMMANDS:
-        return parser.run(given[0], given[1:])
+        return parser.run(given)
     if not given:
         help_page.show("screen", environ)
         # The exit code of other tools without arguments.
         return UsageError.exit_code
     # Those of `fleetrun exec` above come first.
-    given = [*json.loads(environ.get(EXEC_OPTIONS) or "[]"), *given]
-    parsed = split(given)
-    for asked in parsed.given:
-        if asked.name == "help":
-            return help_page.show(str(find("help").read(asked)), environ)
-    if parsed.asks("version"):
+    parsed = split([*json.loads(environ.get(EXEC_OPTIONS) or "[]"), *given])
+    if parsed.script is None:
+        last = parsed.given[-1]
+        if last.name == "help":
+            return help_page.show(str(find("help").read(last)), environ)
         return put(f"fleetrun {__version__}\n")
     return _launch(parsed, environ, launch, caller)
 
@@ -92,23 +85,6 @@ def _launch(
     caller: Caller | None,
 ) -> int:
     """Start the job that PARSED requests, on other hosts by ssh if it names them."""
-    restored: tuple[tuple[str, str | None], ...] = ()
-    layers: Mapping[str, Layer] = {}
-    if parsed.asks("from_manifest"):
-        from fleetrun.cli import replay  # a launch needs none of it
-
-        again = replay.replay(parsed, environ)
-        try:
-            os.chdir(again.cwd)
-        except OSError as error:
-            raise EnvironmentFault(
-                f"The manifest's folder {again.cwd} cannot be entered ({error.strerror})."
-            ) from None
-        parsed = again.parsed._replace(notes=(*again.parsed.notes, *again.notes))
-        environ, file = again.environ, again.config
-        restored, layers = again.restored, again.layers
-    else:
-        file = configfile.find(parsed.given)
     assert parsed.script is not None
     is_after_dashes = parsed.words[(parsed.script_at or 0) - 1] == "--"
     refuse_mistaken(parsed.script, BY_SPELLING, parser.COMMANDS, is_after_dashes=is_after_dashes)
@@ -119,9 +95,8 @@ def _launch(
         engine.append(detect.read(listed, environ))
         return engine[0]
 
-    made = request.resolve(parsed, environ, file, layers, detected if listed else None)
-    given = (*file.given, *parsed.given)
-    made = made._replace(typed=parsed.words, given=given, restored=restored)
+    file = configfile.find(parsed.given)
+    made = request.resolve(parsed, environ, file, detected if listed else None)
     if made.hosts or made.hostfile:
         from fleetrun.remote import head  # only for jobs by ssh
 

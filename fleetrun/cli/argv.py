@@ -22,8 +22,7 @@ _ENDING = ("help", "version")
 class ParsedCommand(NamedTuple):
     """A parsed command line: our options in order, and the script with its arguments untouched.
 
-    `script_at` is where the script starts (None: there is none yet); `pending` is a last option
-    that still lacks its value.
+    `script_at` is where the script starts; None: there is none yet.
     """
 
     given: tuple[Given, ...]
@@ -31,16 +30,10 @@ class ParsedCommand(NamedTuple):
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     script_at: int | None = None
-    pending: Option | None = None
 
     def asks(self, name: str) -> bool:
         """Whether the option NAME was given."""
         return any(given.name == name for given in self.given)
-
-    def refuse_pending(self) -> None:
-        """Raise UsageError if the last option lacks its value."""
-        if self.pending is not None:
-            raise UsageError(f"{self.words[-1]} needs a value: {self.pending.wanted}")
 
 
 def split(words: Sequence[str]) -> ParsedCommand:
@@ -53,41 +46,29 @@ def split(words: Sequence[str]) -> ParsedCommand:
     Script(form='file', target='train.py', args=('--gpus=2', '--', ''))
     """
     parsed = scan(words)
-    parsed.refuse_pending()
-    if parsed.script_at is not None:
-        script = _script(words[parsed.script_at :])
-        misplaced = tuple(
-            f"{word} comes after {script.target}, so the script gets it; put fleetrun's options "
-            "before the script."
-            for word in script.args
-            if word.startswith("--") and _underscored(word.partition("=")[0]) in _OF_LAUNCHERS
-        )
-        return parsed._replace(script=script, notes=(*parsed.notes, *misplaced))
-    # A manifest contains the script.
-    if any(parsed.asks(name) for name in (*_ENDING, "from_manifest")):
+    if any(map(parsed.asks, _ENDING)):
         return parsed
-    hint = "write `fleetrun [options] train.py [its arguments]`, or see `fleetrun --help`."
-    for given in parsed.given[-1:]:
-        if given.raw.endswith(".py"):
-            meant = f"write {given.typed}=VALUE {given.raw}."
-            hint = f"{given.typed} has taken {given.raw} as its value; {meant}"
-    raise UsageError(f"no script to run: {hint}")
-
-
-def _script(words: Sequence[str]) -> Script:
-    """Return the script that WORDS start with, and its arguments as they are."""
-    first, rest = words[0], tuple(words[1:])
-    if first == "run_check" and rest:
-        raise UsageError(
-            "run_check is Paddle's check of its installation and takes nothing after it; for a "
-            "file of that name write ./run_check."
-        )
+    if parsed.script_at is None:
+        hint = "write `fleetrun [options] train.py [its arguments]`, or see `fleetrun --help`."
+        last = parsed.given[-1] if parsed.given else None
+        if last is not None and last.raw.endswith(".py"):
+            hint = f"{last.typed} has taken {last.raw} as its value; write {last.typed}=VALUE "
+            hint += f"{last.raw}."
+        raise UsageError(f"no script to run: {hint}")
+    first, *rest = words[parsed.script_at :]
     if first == "-m" and not rest:
         raise UsageError("-m needs a module: write `fleetrun [options] -m package.module`.")
-    script = Script("module", rest[0], rest[1:]) if first == "-m" else Script("file", first, rest)
-    if not script.target:
+    target, *args = rest if first == "-m" else (first, *rest)
+    script = Script("module" if first == "-m" else "file", target, tuple(args))
+    if not target:
         raise UsageError("the name of the script or module is empty; is a variable unset?")
-    return script
+    misplaced = tuple(
+        f"{word} comes after {target}, so the script gets it; put fleetrun's options before "
+        "the script."
+        for word in args
+        if word.startswith("--") and _underscored(word.partition("=")[0]) in _OF_LAUNCHERS
+    )
+    return parsed._replace(script=script, notes=(*parsed.notes, *misplaced))
 
 
 def scan(words: Sequence[str], table: Iterable[Option] = KNOWN) -> ParsedCommand:
@@ -95,59 +76,38 @@ def scan(words: Sequence[str], table: Iterable[Option] = KNOWN) -> ParsedCommand
     names = by_spelling(table)
     given: list[Given] = []
     notes: list[str] = []
-    script_at: int | None = None
-    pending: Option | None = None
-    at = 0
+    script_at, at = None, 0
     while at < len(words) and not (given and given[-1].name in _ENDING):
         word = words[at]
-        if word.endswith("\r") or (word and not word.strip()):
-            raise UsageError(
-                f'"{word}": remove what follows the last character of a line of the command: a '
-                "blank after its backslash, or the carriage return of Windows."
-            )
-        if word == "-m" or not word.startswith("-"):
-            script_at = at
-            break
-        at += 1
-        if word == "--":
-            script_at = at if at < len(words) else None
+        if word in {"--", "-m"} or not word.startswith("-"):
+            start = at + (word == "--")
+            script_at = start if start < len(words) else None
             break
         typed, equals, raw = word.partition("=")
-        following = words[at] if at < len(words) else None
-        name = "help" if word == "-h" else _named(typed, names, notes, raw or following or "")
+        following = words[at + 1] if at + 1 < len(words) else None
+        name = "help" if word == "-h" else _named(typed, names, notes)
         option = names[name]
-        if not equals and following is None and option.bare is None:
-            pending = option
-            break
-        if not equals:
-            raw = _value_after(option, typed, following or "")
-            at += following is not None and option.takes_next(following)
+        at += 1
+        if equals:
+            pass
+        elif following is not None and option.takes_next(following):
+            raw, at = following, at + 1
+        elif option.bare is not None:
+            raw = option.bare
+        elif following is None:
+            raise UsageError(f"{typed} needs a value: {option.wanted}")
+        else:
+            problem = f"needs a value, and {following} looks like an option: write {typed}=VALUE."
+            raise UsageError(f"{typed} {problem}")
         if raw.strip() or option.is_pair:
             given.append(option.given(raw, typed, spelling=name))
         else:
             notes.append(f"{typed} is empty and counts as not given.")
-    return ParsedCommand(tuple(given), None, tuple(notes), tuple(words), script_at, pending)
+    return ParsedCommand(tuple(given), None, tuple(notes), tuple(words), script_at)
 
 
-def _value_after(option: Option, typed: str, word: str) -> str:
-    """Return the value of OPTION, which was TYPED without one, before WORD."""
-    # `--set =5` lacks its key instead.
-    if word.startswith("=") and not option.is_pair:
-        meant = word[1:] or "VALUE"
-        raise UsageError(f"{typed} ends at the space before {word}: write {typed}={meant}.")
-    if option.takes_next(word):
-        return word
-    if option.bare is None:
-        cpu = " Without devices, leave the option out: fleetrun then trains on the CPU."
-        raise UsageError(
-            f"{typed} needs a value, and {word} looks like an option: write {typed}=VALUE."
-            f"{cpu if option.label == 'devices' else ''}"
-        )
-    return option.bare
-
-
-def _named(typed: str, names: dict[str, Option], notes: list[str], value: str) -> str:
-    """Return the spelling that TYPED means, completely or by a unique prefix; VALUE follows it."""
+def _named(typed: str, names: dict[str, Option], notes: list[str]) -> str:
+    """Return the spelling that TYPED means, completely or by a unique prefix."""
     name = _underscored(typed) if typed.startswith("--") else ""
     if name in names:
         return name
@@ -157,7 +117,7 @@ def _named(typed: str, names: dict[str, Option], notes: list[str], value: str) -
         notes.append(f"{typed} is read as {flag(starting[0])}.")
         return starting[0]
     near = ", ".join(f"--{known}" for known in starting)
-    ending = f"; did you mean {near}?" if near else suggest(typed, names, value=value)
+    ending = f"; did you mean {near}?" if near else suggest(typed, names)
     raise UsageError(f"no such option: {typed}{ending}")
 
 

@@ -20,18 +20,16 @@ GROUPS = {
     "hosts": "Hosts",
     "job": "Job and logs",
     "servers": "Parameter servers and heterogeneous trainers",
-    "about": "About",
     "paddle": "Taken from Paddle's command lines, without effect here",
-    "later": "Not in this version: each answers with one sentence and exit code 2",
 }
 
 
 class Option(click.Option):
     """One option, called by any of NAMES; FIELD is the request's, if it is not the first name.
 
-    BARE is the value of an option that is written without one. ENV are variables, of which the
-    first that is not empty counts. HIDDEN are names that help does not list. REASON: why an option
-    of Paddle's launchers has no effect, or, in the group `later`, what to do instead.
+    Those of NAMES with a $ are variables, of which the first that is not empty counts. BARE is the
+    value of an option that is written without one. HIDDEN are names that help does not list.
+    REASON: why an option of Paddle's launchers has no effect.
     """
 
     def __init__(
@@ -43,23 +41,21 @@ class Option(click.Option):
         text: str,
         *,
         field: str = "",
-        env: str = "",
         hidden: Iterable[str] = (),
         default: str | None = None,
         bare: str | None = None,
-        in_file: bool = True,
         reason: str = "",
     ) -> None:
-        shown = names.split()
+        shown = [name for name in names.split() if not name.startswith("$")]
+        self.env = [name[1:] for name in names.split() if name.startswith("$")]
         self.spellings = tuple(dict.fromkeys((*shown, *hidden)))
         self.label = self.spellings[0]
         self.field = field or self.label
         self.kind = kind
         self.group = group
-        self.env = env.split()
         self.bare = "true" if kind is FLAG else bare
-        self.in_file = in_file
         self.reason = reason
+        # KEY=VALUE; several add up.
         self.is_pair = kind.name in {"pairs", "fields"}
         self.is_repeatable = self.is_pair or kind.name == "texts"
         usual = DEFAULTS.get(self.field) if group else None
@@ -67,6 +63,9 @@ class Option(click.Option):
             default = f"{usual:g}" if isinstance(usual, float) else str(usual).lower()
         is_flag = kind is FLAG
         self.usual = "false" if is_flag and default is None else default
+        metavar = metavar or "|".join(kind.words) or kind.name.upper()
+        # For an error message.
+        self.wanted = kind.wanted or f"give {metavar}."
         super().__init__(
             [*map(flag, shown), self.field],
             type=kind,
@@ -74,27 +73,15 @@ class Option(click.Option):
             default=False if is_flag else default,
             show_default=default is not None and not is_flag,
             multiple=self.is_repeatable,
-            metavar=None if is_flag else metavar or "|".join(kind.words) or kind.name.upper(),
+            metavar=None if is_flag else metavar,
             help=text,
         )
 
     def type_cast_value(self, ctx: click.Context, value: object) -> object:  # noqa: ARG002 - click's
         """Return VALUE, which click has found, as `read` reads it."""
-        if isinstance(value, list | tuple):
-            return tuple(self.read(self.given(str(item))) for item in value)
-        if value is None:
-            return () if self.is_repeatable else None
-        return self.read(self.given(str(value)))
-
-    @property
-    def flag(self) -> str:
-        """Its first name, as help and messages write it."""
-        return self.opts[0]
-
-    @property
-    def wanted(self) -> str:
-        """What it takes, for an error message."""
-        return self.kind.wanted or f"give {self.metavar or 'a value'}."
+        if self.is_repeatable and isinstance(value, list | tuple | None):
+            return tuple(self.read(self.given(str(item))) for item in value or ())
+        return None if value is None else self.read(self.given(str(value)))
 
     @property
     def value_shown(self) -> str:
@@ -111,11 +98,7 @@ class Option(click.Option):
         """
         if word.startswith("-"):
             return self.bare is None and is_digits(word[1:])
-        return self.bare is None or self.kind.fits(word)
-
-    def switches_off(self, raw: str) -> bool:
-        """Whether RAW says no to the option, as a variable exported once for all jobs does."""
-        return raw.strip().lower() in {*FALSE_WORDS, "-1", "none"}
+        return self.bare is None or (self.kind is not FLAG and self.kind.parse(word) is not None)
 
     def given(self, raw: str, typed: str = "", source: str = "", spelling: str = "") -> Given:
         """Return the option as given: typed so, in SOURCE (the command line if empty).
@@ -124,20 +107,17 @@ class Option(click.Option):
         """
         if self.kind.complete and "~" in raw:
             raw = ",".join(map(os.path.expanduser, raw.split(",")))
-        is_variable = self.kind.name == "pairs"
-        name, typed = self.label, typed or self.flag
-        return Given(name, raw, typed, source or COMMAND_LINE, spelling or name, is_variable)
+        typed, source, spelling = (
+            typed or self.opts[0],
+            source or COMMAND_LINE,
+            spelling or self.label,
+        )
+        return Given(self.label, raw, typed, source, spelling, self.kind.name == "pairs")
 
-    def of_environment(
-        self, environ: Mapping[str, str], ignored: Iterable[str] = ()
-    ) -> list[Given]:
+    def of_environment(self, environ: Mapping[str, str], ignored: Iterable[str]) -> list[Given]:
         """Return what the first of its variables in ENVIRON says, but for IGNORED ones."""
         names = [name for name in self.env if environ.get(name, "").strip() and name not in ignored]
         return [self.given(environ[name], f"${name}", f"${name}") for name in names[:1]]
-
-    def by_default(self) -> Given:
-        """Return the option as nobody has given it."""
-        return self.given(self.usual or "", source=DEFAULT)
 
     def read(self, given: Given) -> Value:
         """Return the value of GIVEN; UsageError that says where it came from."""
@@ -149,15 +129,18 @@ class Option(click.Option):
             raise UsageError(given.blame(str(error))) from None
 
     def remarks(self, given: Given) -> Iterator[str]:
-        """Yield why GIVEN has no effect or a hole; UsageError if there is no such thing yet."""
+        """Yield why GIVEN has no effect or a hole."""
         if self.kind.name == "list" and not all(map(str.strip, given.raw.split(","))):
             # With `--ips=$A,$B` and an unset variable, the job would be smaller than meant.
             yield f"{given.typed}={given.raw} has an empty entry, which counts as not given."
-        if self.reason and not self.switches_off(given.raw):
-            if self.group == "later":
-                raise UsageError(given.blame(self.reason))
+        if self.reason and not is_off(given.raw):
             self.read(given)
             yield f"{given.typed} has no effect: {self.reason}"
+
+
+def is_off(raw: str) -> bool:
+    """Whether RAW says no to an option, as a variable exported once for all jobs does."""
+    return raw.strip().lower() in {*FALSE_WORDS, "-1", "none", ""}
 
 
 def by_spelling(options: Iterable[Option]) -> dict[str, Option]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from fleetrun.cli import argv, configfile, elsewhere, request, types
 from fleetrun.cli.option import Option
@@ -14,96 +15,45 @@ from fleetrun.cli.options import KNOWN
 from fleetrun.cli.types import Type
 from fleetrun.errors import UsageError
 from fleetrun.model import Given, Request
-from fleetrun.printing import ALWAYS, AUTO, NEVER, put
+from fleetrun.printing import ALWAYS, AUTO, NEVER
 from fleetrun.text import suggestion
 
-# The module of fleetrun.commands with the click command of each name.
+# The module of fleetrun.commands with the click command of each name, and what it does.
 COMMANDS = {
-    "attach": "job_commands",
-    "completion": "completion",
-    "doctor": "doctor",
-    "exec": "exec",
-    "logs": "logs",
-    "ps": "job_commands",
-    "report": "pages",
-    "stop": "job_commands",
-    "stacks": "job_commands",
-    "strategy": "strategy",
-    "submit": "submit",
-    "top": "top",
-    "tune": "tune",
-    "ui": "pages",
-    "verify": "verify",
+    "logs": ("logs", "show the output of all ranks, of the latest run or any other"),
+    "top": ("top", "show the state of a running job, live"),
+    "ui": ("pages", "show all runs on a live page, in the browser of this machine"),
+    "report": ("pages", "write a page with charts of one run, or of two side by side"),
+    "ps": ("job_commands", "list your running jobs"),
+    "attach": ("job_commands", "show the console of a job in the background"),
+    "stop": ("job_commands", "end a job"),
+    "stacks": ("job_commands", "show where the ranks of a running job stand"),
+    "doctor": ("doctor", "check whether this host is fit for a job, and how to fix it"),
+    "strategy": ("strategy", "show presets and fields, and what takes effect"),
+    "verify": ("verify", "compare a strategy with plain Paddle: weights, losses, speed"),
+    "tune": ("tune", "find the fastest strategy by training with each"),
+    "submit": ("submit", "submit a job to Slurm or Kubernetes"),
+    "exec": ("exec", "launch where a command would start Paddle's launcher"),
+    "completion": ("completion", "print the script for completion by Tab"),
 }
-# The metavar of a command that takes a launch after its own options.
-LAUNCH = "-- ARGUMENTS..."
-# The settings of every command's context.
-SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
-
-
-class _Context(click.Context):
-    """A context that prints its help completely, or says why it cannot."""
-
-    def get_help(self) -> str:
-        """Print the help text and exit; click's own printing ignores a full disk."""
-        put(super().get_help() + "\n")
-        self.exit()
 
 
 def option(
-    name: str,
-    kind: Type,
-    text: str,
-    *,
-    metavar: str = "",
-    default: str | None = None,
-    aliases: Iterable[str] = (),
-    in_file: bool = True,
+    names: str, kind: Type, text: str, *, metavar: str = "", default: str | None = None
 ) -> Option:
-    """Return the option --NAME of a KIND with the help TEXT.
-
-    Without a value and default it is None, or empty if it is repeatable.
-    """
-    spellings = " ".join((name, *aliases))
-    return Option(spellings, kind, "", metavar, text, default=default, in_file=in_file)
+    """Return an option of a command; without a value and default it is None."""
+    return Option(names, kind, "", metavar, text, default=default)
 
 
-def value(param: click.Option, text: str) -> str:
-    """Return TEXT read as the value of PARAM; UsageError if it is not allowed."""
-    assert isinstance(param, Option)
-    return str(param.read(param.given(text)))
-
-
-def log_dir() -> Option:
-    """Return --log_dir for commands that read runs."""
-    return option("log_dir", types.FOLDER, "The log folder.", default="log", metavar="DIR")
-
-
-def color(text: str) -> Option:
-    """Return --color for commands that colour their output, with the help TEXT."""
-    return option("color", types.choice(AUTO, ALWAYS, NEVER), text, default=AUTO)
+# Of commands that read runs, and of those that colour their output.
+LOG_DIR = option("log_dir", types.FOLDER, "The log folder.", default="log", metavar="DIR")
+COLOR = option("color", types.choice(AUTO, ALWAYS, NEVER), "Whether to use colours.", default=AUTO)
 
 
 def launch_request(command_line: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Return the request of a launch's COMMAND_LINE, including the config file."""
-    parsed = argv.split(list(command_line))
-    file = configfile.find(parsed.given)
-    made = request.resolve(parsed, environ, file)
-    return made._replace(given=(*file.given, *parsed.given))
-
-
-class CommandGroup(click.Group):
-    """A command with subcommands, which suggests one for a misspelling."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the subcommand that ARGS begin with; UsageError if there is none."""
-        if not ctx.resilient_parsing and args[0] not in self.commands:
-            listed = f"there are {', '.join(self.commands)}."
-            ending = suggestion(args[0], self.commands, listed)
-            raise UsageError(f"{self.name}: no such command: {args[0]}{ending}")
-        return super().resolve_command(ctx, args)
+    parsed = argv.split(command_line)
+    return request.resolve(parsed, environ, configfile.find(parsed.given))
 
 
 class Launch(NamedTuple):
@@ -119,11 +69,6 @@ class Launch(NamedTuple):
         return tuple(f"{given.typed}={given.raw}" for given in self.options)
 
 
-def rows(command: click.Command) -> list[Option]:
-    """Return COMMAND's own options."""
-    return [param for param in command.params if isinstance(param, Option)]
-
-
 class LaunchCommand(click.Command):
     """A command before a launch's command line; its callback gets a Launch from the context."""
 
@@ -131,11 +76,10 @@ class LaunchCommand(click.Command):
         """Let click parse our own options among ARGS, read as a launch's, and keep the rest."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        own = {option.label: option for option in rows(self)}
+        own = {param.label: param for param in self.params if isinstance(param, Option)}
         head = argv.scan(args, (*own.values(), *KNOWN))
         if head.asks("help"):
             return super().parse_args(ctx, ["--help"])
-        head.refuse_pending()
         start = len(args) if head.script_at is None else head.script_at
         start -= args[start - 1 : start] == ["--"] and start > 0
         of_launch = tuple(given for given in head.given if given.name not in own)
@@ -144,30 +88,55 @@ class LaunchCommand(click.Command):
         for given in (given for given in head.given if given.name in own):
             row = own[given.name]
             if not row.is_flag or row.read(given):
-                words.append(row.flag if row.is_flag else f"{row.flag}={given.raw}")
+                words.append(row.opts[0] if row.is_flag else f"{row.opts[0]}={given.raw}")
         return super().parse_args(ctx, words)
 
 
-def load(name: str) -> click.Command:
-    """Return the command NAME of COMMANDS."""
-    module = import_module(f"fleetrun.commands.{COMMANDS[name]}")
-    # A module with several commands names each.
-    command: click.Command = getattr(module, "command", None) or getattr(module, name)
-    views = command.commands.values() if isinstance(command, click.Group) else ()
-    for loaded in (command, *views):
-        loaded.context_class = _Context
-    return command
+class _CompletedLaunch(click.Command):
+    """The options of a launch, for completion; what follows the script is the script's."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[types.Item]:
+        """Return the options, or else files and commands, that start with INCOMPLETE."""
+        if incomplete.startswith("-") and not ctx.args:
+            return super().shell_complete(ctx, incomplete)
+        words = types.among(COMMANDS, incomplete) if incomplete and not ctx.args else []
+        return [CompletionItem(incomplete, type="file"), *words]
 
 
-def run(name: str, arguments: Sequence[str]) -> int:
-    """Run `fleetrun NAME ARGUMENTS` and return its exit code; UsageError if invalid."""
-    command = load(name)
+class Fleetrun(click.Group):
+    """The commands, and for completion a launch in place of a command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Let what is no command be a launch."""
+        return super().parse_args(ctx, args if args[:1] and args[0] in COMMANDS else ["", *args])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Return the command CMD_NAME, or the launch."""
+        del ctx
+        if cmd_name in COMMANDS:
+            module = import_module(f"fleetrun.commands.{COMMANDS[cmd_name][0]}")
+            # A module with several commands names each.
+            return cast(
+                "click.Command", getattr(module, "command", None) or getattr(module, cmd_name)
+            )
+        settings = {
+            "allow_interspersed_args": False,
+            "allow_extra_args": True,
+            "token_normalize_func": lambda name: name.replace("-", "_"),
+        }
+        return _CompletedLaunch("launch", params=list(KNOWN), context_settings=settings)
+
+
+ROOT = Fleetrun(
+    "fleetrun",
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
+)
+
+
+def run(words: Sequence[str]) -> int:
+    """Run `fleetrun WORDS`, which name a command; return its exit code, UsageError if invalid."""
     try:
-        with command.make_context(f"fleetrun {name}", list(arguments), None, **SETTINGS) as context:
-            return int(command.invoke(context) or 0)
-    except click.exceptions.Exit as end:
-        # After --help.
-        return end.exit_code
+        return int(ROOT.main(words, "fleetrun", standalone_mode=False) or 0)
     except click.UsageError as error:
         raise UsageError(_sentence(error)) from None
 
@@ -175,22 +144,18 @@ def run(name: str, arguments: Sequence[str]) -> int:
 def _sentence(error: click.UsageError) -> str:
     """Return click's complaint about the command line in fleetrun's words."""
     context = error.ctx
-    where = types.place(context)
-    match error:
-        case click.NoSuchOption() if context is not None:
-            typed = error.option_name
-            elsewhere.refuse_gone(typed.lstrip("-").replace("-", "_"), f"{where}{typed}")
-            params = context.command.get_params(context)
-            # Without hyphens, which would make all names similar.
-            known = [name[2:] for param in params for name in param.opts if name[:2] == "--"]
-            otherwise = f"see `{context.command_path} --help`."
-            if any(getattr(param, "metavar", "") == LAUNCH for param in params):
-                otherwise = f"the launch and its options stand after --; {otherwise}"
-            ending = suggestion(typed.lstrip("-"), known, otherwise, "--")
-            return f"{where}no such option: {typed}{ending}"
-        case click.MissingParameter() if error.param is not None:
-            return f"{where}give {error.param.human_readable_name}."
-        case _ if context is not None and isinstance(context.command, click.Group):
-            return f"{where}give one of {', '.join(context.command.commands)}."
     message = error.format_message().rstrip(".")
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        message = f"give {error.param.human_readable_name}"
+    where = "" if context is None else f"{context.command_path.removeprefix('fleetrun ')}: "
+    if isinstance(error, click.NoSuchOption):
+        typed = error.option_name
+        elsewhere.refuse_gone(typed.lstrip("-").replace("-", "_"), f"{where}{typed}")
+        known = () if context is None else context.command.get_params(context)
+        # Without hyphens, which would make all names similar.
+        names = [name[2:] for param in known for name in param.opts if name[:2] == "--"]
+        see = f"see `fleetrun {where[:-2]} --help`."
+        return f"{where}no such option: {typed}{suggestion(typed.lstrip('-'), names, see, '--')}"
+    if context is not None and isinstance(context.command, click.Group):
+        return f"{where}give one of {', '.join(context.command.commands)}."
     return f"{where}{message[:1].lower()}{message[1:]}."

@@ -7,28 +7,22 @@ from typing import Any
 
 from fleetrun.cli.argv import ParsedCommand
 from fleetrun.cli.configfile import Config
+from fleetrun.cli.elsewhere import refuse_gone
+from fleetrun.cli.option import Option, is_off
 from fleetrun.cli.options import KNOWN, OPTIONS, find
 from fleetrun.engines import cluster
 from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
-from fleetrun.model import (
-    COMMAND_LINE,
-    DEFAULT,
-    DEFAULTS,
-    Given,
-    Layer,
-    Request,
-    Setting,
-    Strategy,
-)
+from fleetrun.model import COMMAND_LINE, DEFAULT, DEFAULTS, Given, Request, Setting, Strategy
 from fleetrun.plan import hosts, kinds, modes
+from fleetrun.plan.environment import IDENTITY
 from fleetrun.rundir import secrets
 from fleetrun.rundir.variables import JOB
 from fleetrun.strategy import load
 from fleetrun.text import counted, is_digits
 
 # Options that fill no field of the request.
-_NO_FIELD = ("config", "from_manifest", "help", "strategy", "version")
+_NO_FIELD = ("config", "help", "strategy", "version")
 # Only a rank has these; then the next ones describe the job around us.
 _RANK_MARKS = ("PADDLE_CURRENT_ENDPOINT", "PADDLE_GLOBAL_RANK")
 _JOB_OF_RANK = ("PADDLE_NNODES", "PADDLE_MASTER", "PADDLE_RANK")
@@ -37,19 +31,9 @@ _PLACED = (
     *("PADDLE_LOCAL_RANK", "PADDLE_RANK_IN_NODE", "PADDLE_GLOBAL_RANK", JOB),
     *("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST"),
 )
-# Variables of ranks. On one host they do not describe the job to be started.
-_IDENTITY = (
-    *("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS"),
-    *("PADDLE_CURRENT_ENDPOINT", "PADDLE_RANK_IN_NODE", "PADDLE_GLOBAL_RANK"),
-    *("PADDLE_LOCAL_RANK", "PADDLE_GLOBAL_SIZE", "PADDLE_LOCAL_SIZE"),
-)
-_MEETING = (
-    "give HOST:PORT, the address of the job's first host and a free port on it, the same on every "
-    "host, such as 10.0.0.1:6170."
-)
 
 
-class Choices:
+class _Choices:
     """What counts of each option, and its value, by the option's label; and remarks."""
 
     def __init__(self, tiers: Sequence[Sequence[Given]], notes: list[str]) -> None:
@@ -61,14 +45,13 @@ class Choices:
             if option.is_pair or option.label in _NO_FIELD:
                 continue
             typed, variables, filed = (about(option.label, tier) for tier in tiers)
-            self.take((typed or variables or filed or [option.by_default()])[-1])
+            self.take((typed or variables or filed or [_default(option)])[-1])
             if typed and variables and typed[-1].raw.lower() != variables[-1].raw.lower():
                 stronger, weaker = (f"{g.typed}={g.raw}" for g in (typed[-1], variables[-1]))
                 why = "(in Paddle's launcher, the variable overrides the option)"
                 notes.append(f"{stronger} overrides {weaker} {why}.")
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - the option's type says
-        """Return the value of the option NAME."""
         return self._values[name]
 
     def is_from(self, name: str, source: str) -> bool:
@@ -76,26 +59,22 @@ class Choices:
         return self.given[name].source.startswith(source)
 
     def take(self, given: Given) -> None:
-        """Let GIVEN replace what its option had; UsageError if it cannot be read."""
         self._values[given.name] = find(given.name).read(given)
         self.given[given.name] = given
 
     def fault(self, name: str, problem: str) -> UsageError:
-        """Return the error that says how the option NAME was given, and PROBLEM."""
         return UsageError(self.given[name].blame(problem))
 
 
-def resolve(
+def resolve(  # noqa: C901 - one step after the other
     parsed: ParsedCommand,
     environ: Mapping[str, str],
-    config: Config | None = None,
-    layers: Mapping[str, Layer] | None = None,
+    config: Config = Config(),  # noqa: B008 - it is immutable
     detect: Callable[[], Detected] | None = None,
 ) -> Request:
     """Return the request of PARSED, ENVIRON and CONFIG; UsageError if it is not valid.
 
-    LAYERS are strategies by name that need not be read. DETECT returns the options of the engine
-    that has started us, which a config file overrides.
+    DETECT returns the options of the engine that has started us, which a config file overrides.
     """
     assert parsed.script is not None
     notes = list(parsed.notes)
@@ -104,17 +83,23 @@ def resolve(
     is_alone = [given.raw for given in about("nnodes", parsed.given)][-1:] == ["1"]
     variables = [] if is_alone else [*_endpoints(environ)]
     variables += [g for option in KNOWN for g in option.of_environment(environ, inherited)]
-    filed = config.given if config else ()
-    for given in (*parsed.given, *variables, *filed):
+    for given in (*parsed.given, *variables, *config.given):
         notes += find(given.name).remarks(given)
+    for name, value in environ.items():
+        if not is_off(value):
+            refuse_gone(f"${name}", f"${name}")
 
-    chosen = Choices((parsed.given, variables, filed), notes)
+    chosen = _Choices((parsed.given, variables, config.given), notes)
     _take_addresses(chosen)
     if detect is not None and not is_rank and not cluster.is_left_out(chosen.given):
         is_dry = chosen["dry_run"] is not None
         for given in cluster.detected_options(chosen.given, detect(), notes, is_dry=is_dry):
             chosen.take(given)
-    env, nccl = (_pairs(name, (filed, parsed.given)) for name in ("env", "nccl"))
+    # The value and the source of each variable of --env.
+    env: dict[str, tuple[str, str]] = {}
+    for given in about("env", (*config.given, *parsed.given)):
+        name, _, value = str(find("env").read(given)).partition("=")
+        env[name] = (value, given.source)
     kind = _device_kind(chosen, env)
     mode = _mode(chosen, environ)
     in_cloud = hosts.in_paddlecloud(environ)
@@ -122,52 +107,56 @@ def resolve(
     is_placed = bool(
         chosen["servers"] or chosen["trainers"] or in_cloud or _is_requested(mode, environ)
     )
-    ips, nnodes = _hosts(chosen, is_placed=is_placed)
+    ips, nnodes = _hosts(chosen)
     if nnodes != "1" and not (ips or is_placed or chosen["hosts"] or chosen["hostfile"]):
         _meet(chosen, environ, nnodes, is_started=detect is not None)
     is_collective = chosen["run_mode"] == "collective"
     if ":" in nnodes and (is_placed or not is_collective):
-        why = "only collective jobs whose ranks fleetrun places are elastic; give one number."
-        raise chosen.fault("nnodes", why)
+        raise chosen.fault("nnodes", "only collective jobs are elastic; give one number.")
+    left_behind = [f"${name}" for name in (*IDENTITY, *inherited) if environ.get(name)]
     # With roles, the remark is made where they are known.
-    if nnodes == "1" and not in_cloud and mode.is_uniform:
-        notes += _left_behind(environ, inherited)
+    if left_behind and nnodes == "1" and not in_cloud and mode.is_uniform:
+        ignored = "this job is on one host and ignores what another launcher left behind"
+        notes.append(f"{ignored}: {', '.join(dict.fromkeys(left_behind))}.")
     if chosen.is_from("master", COMMAND_LINE) and nnodes == "1":
         why = "the job is on one host; for several, give all --nnodes=N"
         notes.append(f"{chosen.given['master'].typed} has no effect: {why}.")
-    strategy, strategy_settings = _strategy(chosen, layers or {})
-    pairs = [(f"env.{key}", *pair) for key, pair in env.items()]
-    pairs += [(f"nccl.{key}", *pair) for key, pair in nccl.items()]
+    strategy, strategy_settings = _strategy(chosen)
 
     fields: dict[str, Any] = {
         find(name).field: chosen[name]
         for name in chosen.given
         if find(name).field in DEFAULTS and chosen[name] not in (None, "")
     }
-    is_ranked = chosen["rank"] not in {None, -1} and (nnodes != "1" or is_placed)
     fields |= {
-        "devices": chosen.given["devices"].raw.strip() or None,
         "device_kind": kind,
         "ips": ips,
         "nnodes": nnodes,
-        "rank": chosen["rank"] if is_ranked else None,
+        "rank": chosen["rank"] if chosen["rank"] != -1 and (nnodes != "1" or is_placed) else None,
         # Others stand by only where hosts of a collective job meet.
         "spares": chosen["spares"] if nnodes != "1" and is_collective and not ips else 0,
     }
+    source = COMMAND_LINE if parsed.asks("config") else "current folder"
+    settings = [
+        Setting("config", str(config.path), source if config.path else DEFAULT),
+        *map(_setting, chosen.given.values()),
+        *(_redacted(f"env.{name}", *pair) for name, pair in env.items()),
+        *strategy_settings,
+    ]
     return Request(
         script=parsed.script,
         env=tuple((name, value) for name, (value, _) in env.items()),
-        nccl=tuple((name, value) for name, (value, _) in nccl.items()),
         strategy=strategy,
-        settings=(
-            _config_setting(parsed, config),
-            *map(_setting, chosen.given.values()),
-            *(_redacted(*pair) for pair in pairs),
-            *strategy_settings,
-        ),
+        settings=tuple(settings),
         notes=tuple(notes),
+        typed=parsed.words,
+        given=(*config.given, *parsed.given),
         **fields,
     )
+
+
+def _default(option: Option) -> Given:
+    return option.given(option.usual or "", source=DEFAULT)
 
 
 def about(name: str, tier: Iterable[Given]) -> list[Given]:
@@ -193,7 +182,7 @@ def _endpoints(environ: Mapping[str, str]) -> Iterator[Given]:
             yield find("start_port").given(port, f"${name}", f"${name}")
 
 
-def _take_addresses(chosen: Choices) -> None:
+def _take_addresses(chosen: _Choices) -> None:
     """Read Paddle's --elastic_server, which is an etcd; ignore IPv6 as this host's address."""
     master, host = chosen.given["master"], chosen.given["host"]
     is_server = "elastic_server" in f"{master.spelling} {master.source.lower()}"
@@ -202,10 +191,10 @@ def _take_addresses(chosen: Choices) -> None:
     # A container engine sets it for everything in the container.
     if hosts.is_ipv6((chosen["host"] or "").strip("[]")):
         chosen.notes.append(f"{host.typed}={host.raw} is ignored: {hosts.NO_IPV6}.")
-        chosen.take(find("host").by_default())
+        chosen.take(_default(find("host")))
 
 
-def _hosts(chosen: Choices, *, is_placed: bool) -> tuple[tuple[str, ...], str]:
+def _hosts(chosen: _Choices) -> tuple[tuple[str, ...], str]:
     """Return the listed hosts, and how many as --nnodes says; UsageError for a contradiction."""
     least, most = hosts.bounds(chosen["nnodes"])
     ips: tuple[str, ...] = chosen["ips"] or ()
@@ -219,17 +208,10 @@ def _hosts(chosen: Choices, *, is_placed: bool) -> tuple[tuple[str, ...], str]:
             raise chosen.fault("nnodes", f"{names}; omit one of them.")
         chosen.notes.append(f"{chosen.given['nnodes'].typed}={most} is ignored: {names}.")
     count = len(ips) or most
-    by_ssh = next((name for name in ("hosts", "hostfile") if chosen[name]), None)
-    if count > 1 and not (ips or is_placed) and by_ssh and least == most:
-        raise chosen.fault(
-            "nnodes",
-            f"leave it out: {chosen.given[by_ssh].typed} says which hosts there are, and the job "
-            "needs all of them; with MIN:MAX it needs MIN of them.",
-        )
     return ips, f"{least}:{count}" if least < min(count, most) else str(count)
 
 
-def _meet(chosen: Choices, environ: Mapping[str, str], nnodes: str, *, is_started: bool) -> None:
+def _meet(chosen: _Choices, environ: Mapping[str, str], nnodes: str, *, is_started: bool) -> None:
     """Settle where NNODES hosts meet that are not listed, and which one this is.
 
     $PADDLE_TRAINER_ID is its rank, as for Paddle. The first host, unless an engine has STARTED it,
@@ -247,22 +229,22 @@ def _meet(chosen: Choices, environ: Mapping[str, str], nnodes: str, *, is_starte
         chosen.take(chosen.given["master"]._replace(raw=":0", source=is_first))
     master = chosen["master"] or ""
     if not master:
-        is_np = "it is the number of hosts (--nproc_per_node: of processes); "
         raise chosen.fault(
             "nnodes",
-            f"{is_np if given.spelling == 'np' else ''}name the hosts with --ips, or give "
-            "--master=HOST:PORT, a host of the job and a free port on it, the same on every host.",
+            "it is the number of hosts (--nproc_per_node: of processes); name the hosts with "
+            "--ips, or give --master=HOST:PORT, a host of the job and a free port on it.",
         )
     point = hosts.meeting_point(master)
-    if master.startswith("etcd") and hosts.store_endpoints(master) is None:
+    is_valid = hosts.own_port(master) is not None or (point is not None and point.host.strip("0."))
+    if master.startswith("etcd"):
+        is_valid = hosts.store_endpoints(master) is not None
+    if not is_valid:
         # Without the value, which may have a password.
         raise UsageError(
-            f"{chosen.given['master'].typed}: give etcd://HOST:PORT[,HOST:PORT...], the members of "
-            "an etcd 3 without users and TLS."
+            f"{chosen.given['master'].typed}: give HOST:PORT, the address of the job's first host "
+            "and a free port on it, the same on every host, such as 10.0.0.1:6170; or "
+            "etcd://HOST:PORT[,HOST:PORT...], the members of an etcd 3 without users and TLS."
         )
-    is_own = master.startswith("etcd") or hosts.own_port(master) is not None
-    if not is_own and (point is None or not point.host.strip("0.")):
-        raise chosen.fault("master", _MEETING)
     places = hosts.bounds(nnodes)[1] + chosen["spares"]
     if rank >= places:
         raise chosen.fault("rank", f"the job has {places} hosts, 0 to {places - 1}.")
@@ -271,7 +253,7 @@ def _meet(chosen: Choices, environ: Mapping[str, str], nnodes: str, *, is_starte
 # -- devices, mode, strategy ---------------------------------------------------------------------
 
 
-def _device_kind(chosen: Choices, env: Mapping[str, tuple[str, str]]) -> str | None:
+def _device_kind(chosen: _Choices, env: Mapping[str, tuple[str, str]]) -> str | None:
     """Return the kind of devices: that of --device_kind, or of the listed devices."""
     if kinds.XCCL in env and not chosen.is_from("device_kind", COMMAND_LINE):
         raw, source = env[kinds.XCCL]
@@ -284,24 +266,24 @@ def _device_kind(chosen: Choices, env: Mapping[str, tuple[str, str]]) -> str | N
     listed = kinds.SYNONYMS.get(listed, listed)
     if spelling == "devices" or not devices.raw.strip() or kind == listed:
         return kind
+    if kind is None:
+        return listed
     # Paddle's launchers treat the general ones as --devices.
-    if kind and spelling in kinds.GENERAL and not chosen.is_from("device_kind", COMMAND_LINE):
+    if spelling in kinds.GENERAL and not chosen.is_from("device_kind", COMMAND_LINE):
         names = f"{devices.typed}={devices.raw} names {kinds.label(kind)}s"
         chosen.notes.append(f"{names}: {asked.typed}={asked.raw}.")
         return kind
-    if kind:
-        names = f"{devices.typed}={devices.raw} names {kinds.label(listed)}s"
-        raise chosen.fault("device_kind", f"{names}; give one of the two, or --devices.")
-    return listed
+    names = f"{devices.typed}={devices.raw} names {kinds.label(listed)}s"
+    raise chosen.fault("device_kind", f"{names}; give one of the two, or --devices.")
 
 
-def _mode(chosen: Choices, environ: Mapping[str, str]) -> modes.Mode:
+def _mode(chosen: _Choices, environ: Mapping[str, str]) -> modes.Mode:
     """Settle --run_mode, which other options may imply, and return the job's mode."""
     for mode in modes.MODES:
         asking = [
             chosen.given[name].typed
             for name in mode.options
-            if chosen[name] and not find(name).switches_off(chosen.given[name].raw)
+            if chosen[name] and not is_off(chosen.given[name].raw)
         ]
         run_mode = chosen.given["run_mode"]
         if run_mode.source == DEFAULT and (asking or _is_requested(mode, environ)):
@@ -318,20 +300,7 @@ def _is_requested(mode: modes.Mode, environ: Mapping[str, str]) -> bool:
     return bool(mode.variables) and all(environ.get(name) for name in mode.variables)
 
 
-def _pairs(name: str, tiers: Iterable[Iterable[Given]]) -> dict[str, tuple[str, str]]:
-    """Collect each variable of --env or --nccl: its value and its source; a later tier wins."""
-    pairs: dict[str, tuple[str, str]] = {}
-    for given in (given for tier in tiers for given in about(name, tier)):
-        key, _, value = str(find(name).read(given)).partition("=")
-        if name == "nccl":
-            key = "NCCL_" + key.upper().removeprefix("NCCL_")
-        pairs[key] = (value, given.source)
-    return pairs
-
-
-def _strategy(
-    chosen: Choices, layers: Mapping[str, Layer]
-) -> tuple[Strategy | None, Sequence[Setting]]:
+def _strategy(chosen: _Choices) -> tuple[Strategy | None, Sequence[Setting]]:
     """Return the strategy and its lines of the settings; None without a strategy."""
     typed, variables, filed = (about("strategy", tier) for tier in chosen.tiers)
     sets = [*about("set", chosen.tiers[2]), *about("set", chosen.tiers[0])]
@@ -339,23 +308,12 @@ def _strategy(
     names = load.names(typed or variables or filed)
     if not (names or sets or check not in {None, -1}):
         return None, (Setting("strategy", "None", DEFAULT),)
-    strategy = load.requested(names, sets, layers)._replace(
+    strategy = load.requested(names, sets)._replace(
         mode=chosen["strategy_mode"],
         is_strict=chosen["strategy_strict"],
         check_ranks="auto" if check is None else check,
     )
     return strategy, [_redacted(*setting) for setting in load.settings(names, sets)]
-
-
-# -- what other launchers have set ---------------------------------------------------------------
-
-
-def _left_behind(environ: Mapping[str, str], inherited: Sequence[str]) -> Iterator[str]:
-    """Yield a warning about rank variables of another launcher, which do not count here."""
-    left = [f"${name}" for name in (*_IDENTITY, *inherited) if environ.get(name)]
-    if left:
-        listed = ", ".join(left)
-        yield f"this job is on one host and ignores what another launcher left behind: {listed}."
 
 
 # -- what is shown -------------------------------------------------------------------------------
@@ -371,11 +329,3 @@ def _setting(given: Given) -> Setting:
 
 def _redacted(name: str, value: str, source: str) -> Setting:
     return Setting(name, secrets.redact(name.rpartition(".")[2], value), source)
-
-
-def _config_setting(parsed: ParsedCommand, config: Config | None) -> Setting:
-    """Return the setting that names the config file, and why it was read."""
-    if config is None or config.path is None:
-        return Setting("config", "None", DEFAULT)
-    source = COMMAND_LINE if parsed.asks("config") else "current folder"
-    return Setting("config", config.path, source)

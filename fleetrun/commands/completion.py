@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from fleetrun.cli import shells
-from fleetrun.cli.types import choice
 from fleetrun.printing import put
 
 # Where each shell reads it.
@@ -21,7 +20,7 @@ _PLACES = {
     help="Print the script that makes a shell complete fleetrun's command line.",
     epilog="\b\n" + "\n".join(f"{shell + ':':<6}{text}" for shell, text in _PLACES.items()),
 )
-@click.argument("shell", type=choice(*shells.SHELLS), metavar="|".join(shells.SHELLS))
+@click.argument("shell", type=click.Choice(list(_PLACES)))
 def command(shell: str) -> int:
     """Print the script for SHELL."""
     return put(shells.script(shell))

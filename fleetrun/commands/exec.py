@@ -18,7 +18,7 @@ from fleetrun.plan.environment import with_island
 from fleetrun.rundir.variables import EXEC, EXEC_OPTIONS
 
 # Options that do not concern a launch, or only make sense in the command typed.
-_NOT_HERE = ("from_manifest", "version", "dry_run", "detach")
+_NOT_HERE = ("version", "dry_run", "detach")
 # Options that name files; the command may run in another folder.
 _PATHS = ("config", "hostfile", "log_dir")
 

@@ -30,7 +30,7 @@ def _names(
     return [CompletionItem(incomplete, type="file"), *among(names, incomplete)]
 
 
-@click.group("strategy", cls=parser.CommandGroup, no_args_is_help=False)
+@click.group("strategy", no_args_is_help=False)
 def command() -> None:
     """Show, check and explain strategies: what --strategy enables in an unmodified script."""
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import click
 
 from fleetrun.cli import parser, types
-from fleetrun.cli.options import FieldValues
+from fleetrun.cli.options import FIELD
 from fleetrun.commands import tables, trials
 from fleetrun.commands.trials import TrialOutcome
 from fleetrun.errors import UsageError
@@ -229,12 +229,10 @@ command = parser.LaunchCommand(
     "SCRIPT [ARGUMENTS]...",
     callback=click.pass_obj(_tune),
     params=[
-        parser.option(
-            "vary", FieldValues(), "A field and values (repeatable).", metavar="KEY=A,B,..."
-        ),
-        parser.option("steps", types.number(minimum=2), "Updates of a run.", default="30"),
-        parser.option("warmup", types.number(minimum=0), "First updates, not timed.", default="5"),
-        parser.option("repeats", types.number(minimum=1), "Runs of each, in turns.", default="2"),
+        parser.option("vary", FIELD, "A field and values (repeatable).", metavar="KEY=A,B,..."),
+        parser.option("steps", types.number(2), "Updates of a run.", default="30"),
+        parser.option("warmup", types.number(0), "First updates, not timed.", default="5"),
+        parser.option("repeats", types.number(1), "Runs of each, in turns.", default="2"),
         trials.TIMEOUT,
         parser.option("out", types.FOLDER, "Output: tune.json, trials/.", default="tune"),
         parser.option("json", types.FLAG, "Print tune.json, and all else on standard error."),

@@ -70,7 +70,7 @@ class CheckedJob(NamedTuple):
     @property
     def variables(self) -> dict[str, str]:
         """The variables of its ranks that the user sets."""
-        return {**self.environ, **self.request.variables}
+        return {**self.environ, **dict(self.request.env)}
 
 
 def read(

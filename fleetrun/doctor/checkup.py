@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from fleetrun import printing
 from fleetrun.doctor import (
     checked_job,
-    findings,
     gpu_check,
     gpus,
     machine,
@@ -17,12 +16,9 @@ from fleetrun.doctor import (
     software,
 )
 from fleetrun.doctor.findings import Finding
-from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Request
-from fleetrun.rundir import secrets
 
 # Launches by hand on several hosts start some seconds apart.
-_PREFLIGHT_S = 20.0
 
 # Each yields its findings about a CheckedJob; they stand in this order.
 CHECKS = (
@@ -64,21 +60,3 @@ def remark(environ: Mapping[str, str]) -> Callable[[str], None] | None:
     if environ.get("CI") or sys.stderr is None or not sys.stderr.isatty():
         return None
     return printing.remark
-
-
-def preflight(request: Request, environ: Mapping[str, str]) -> None:
-    """Print findings on standard error; EnvironmentFault if any would end the job."""
-    results = examine(request, environ, timeout_s=_PREFLIGHT_S, log=remark(environ))
-    redact = secrets.of_launch(request, environ)
-    grave = [finding for finding in results if finding.level == findings.ERROR]
-    shown = grave if request.quiet else results
-    for finding in shown:
-        if finding.level != findings.OK:
-            text = f"{finding.check}: {finding.seen}; {finding.means}; fix: {finding.fix}"
-            printing.remark(f"{finding.level}: {redact(text)}")
-    if grave:
-        count = "one thing" if len(grave) == 1 else f"{len(grave)} things"
-        raise EnvironmentFault(
-            f"--preflight: {count} would end the job, so nothing was started; "
-            "`fleetrun doctor` shows all."
-        )

@@ -97,6 +97,6 @@ def judge(report: Mapping[str, Any], python: str) -> Iterator[Finding]:
     means, fix = "training fails there, too", f"{command}  # shows its output"
     if step == _SUM:
         means = "training on several GPUs does not work"
-        fix = "--nccl P2P_DISABLE=1  # does it work then? And --nccl DEBUG=INFO says more"
+        fix = "--env NCCL_P2P_DISABLE=1  # does it work then? And --env NCCL_DEBUG=INFO says more"
     seen = f"{step} on {failure['device']} {failure['how']}: {last[0]}"
     yield error(_CHECK, seen, means if cause is None else cause.sentence, fix)

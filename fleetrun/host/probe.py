@@ -15,7 +15,6 @@ from fleetrun.host import (
     plugins,
     processors,
     scripts,
-    tcp,
 )
 from fleetrun.host.nvml import Library
 from fleetrun.model import Facts, Request
@@ -75,8 +74,6 @@ def read(
         facts = facts._replace(hcas=hcas, rdma=rdma)
     if request.bind != "none":
         facts = facts._replace(processors=processors.read(root, facts.gpus))
-    if request.debug is not None:
-        facts = facts._replace(used_ports=tcp.used())
     return facts
 
 

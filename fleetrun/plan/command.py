@@ -20,24 +20,20 @@ def is_python(script: Script) -> bool:
     return script.form == "module" or script.target == CHECK or script.target.endswith(ENDINGS)
 
 
-def argv(request: Request, facts: Facts, debugger: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the command line of a rank; the script's arguments are unchanged.
-
-    The words of DEBUGGER precede the script.
-    """
+def argv(request: Request, facts: Facts) -> tuple[str, ...]:
+    """Return the command line of a rank; the script's arguments are unchanged."""
     script = request.script
     # Python would take a name that starts with a hyphen for an option of its own.
     path = f"./{script.target}" if script.target.startswith("-") else script.target
     if script.form == "file" and script.target == CHECK:
-        return (facts.python, "-u", *debugger, _CHECKER)
-    before = debugger
-    if not debugger and facts.environ.get("WITH_COVERAGE") == "ON":
-        before = ("-m", "coverage", "run", "--branch", "-p")
+        return (facts.python, "-u", _CHECKER)
+    coverage = ("-m", "coverage", "run", "--branch", "-p")
+    before = coverage if facts.environ.get("WITH_COVERAGE") == "ON" else ()
     if script.form == "module":
         # Unbuffered, so that a log is complete up to a crash.
         return (facts.python, "-u", *before, "-m", script.target, *script.args)
     if script.target.endswith((".py", ".pyz")):
         return (facts.python, "-u", *before, path, *script.args)
     if script.target.endswith(".pyxes"):
-        return (facts.python, *debugger, path, *script.args)
+        return (facts.python, path, *script.args)
     return (facts.program or script.target, *script.args)

@@ -41,7 +41,7 @@ def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> d
 def named(request: Request, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the variables by which the user has named interfaces for ranks."""
     of_strategy = {} if request.strategy is None else request.strategy.variables
-    chosen = {*request.variables, *of_strategy}
+    chosen = {*dict(request.env), *of_strategy}
     return tuple(name for name in (NCCL, GLOO) if name in chosen or environ.get(name))
 
 

@@ -73,15 +73,10 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
             f"{origin.option(request, 'devices')}: a process sees only one MIG instance; give "
             f"--nproc_per_node={sum(map(len, groups))}."
         )
-    if request.virtual_local_rank and kind in facts.paddle_counts:
-        raise EnvironmentFault(
-            f"--virtual_local_rank: whether the plug-in for {label(kind)}s reads a mask of each "
-            "rank is not known, and all ranks might take device 0; leave the option out."
-        )
     backend = _backend(request, kind)
     if backend == "gloo":
         notes += (f"Paddle trains on the CPU with gloo, even with {label(kind)}s named.",)
-    return Share(kind, groups, backend, notes, divided or request.virtual_local_rank)
+    return Share(kind, groups, backend, notes, divided)
 
 
 def is_drivers_order(request: Request, environ: Mapping[str, str]) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fleetrun.errors import UsageError
 from fleetrun.model import Facts, RankSpec, Request, Roster, Strategy
-from fleetrun.plan import communication, debug, devices, kinds, masks
+from fleetrun.plan import communication, devices, kinds, masks
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout
 from fleetrun.rundir import names
@@ -59,10 +59,6 @@ def is_identity(name: str) -> bool:
     return name in IDENTITY or name.startswith(kinds.SELECTED)
 
 
-MEMORY_FRACTION = "FLAGS_fraction_of_gpu_memory_to_use"
-# By default Paddle allocates memory as needed, and does not read the fraction.
-ALLOCATOR, BY_FRACTION = "FLAGS_allocator_strategy", "naive_best_fit"
-
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _NO_PROXIES = ("no_proxy", "NO_PROXY")
 # Of the launch that has started this one as a rank of its own.
@@ -95,17 +91,12 @@ def variables(
 ) -> Environment:
     """Return the environment of this host's processes of LAYOUT.
 
-    In order of precedence: --env, --nccl, the rank's identity, what the user exported, options with
+    In order of precedence: --env, the rank's identity, what the user exported, options with
     a variable of their own, the strategy's variables, our defaults.
     """
     of_strategy = {} if strategy is None else strategy.variables
     defaults = _defaults(request, facts, share, roster, run_dir)
     defaults |= {name: str(setting.value) for name, setting in of_strategy.items()}
-    if request.gpu_memory_fraction is not None:
-        defaults |= {
-            MEMORY_FRACTION: f"{request.gpu_memory_fraction:g}",
-            ALLOCATOR: BY_FRACTION,
-        }
     shared = {name: value for name, value in defaults.items() if name not in facts.environ}
     shared |= _proxies(facts, roster) | _launch(request, facts, roster, run_dir)
     shared |= {**layout.job, **_plugins(facts, share)}
@@ -221,8 +212,6 @@ def _defaults(
         "PYTHONFAULTHANDLER": "1",
         "POD_NAME": f"{request.job_id}-{roster.me}",
     }
-    if request.debug is not None:
-        defaults |= debug.VARIABLES
     is_cuda = share.kind == "gpu" and not facts.is_rocm
     if is_cuda and any(device.id.isdecimal() for group in share.groups for device in group):
         # CUDA would number the fastest GPU first, unlike the driver, whose numbers we use.
@@ -243,8 +232,8 @@ def _proxies(facts: Facts, roster: Roster) -> dict[str, str]:
 
 
 def _chosen(request: Request) -> dict[str, str]:
-    """Return the variables of --nccl and --env, checked."""
-    chosen = request.variables
+    """Return the variables of --env, checked."""
+    chosen = dict(request.env)
     if TOKEN in chosen:
         raise UsageError(
             f"--env {TOKEN}: it is for the launchers alone, so no rank gets it; export it instead."

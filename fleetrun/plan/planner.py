@@ -23,7 +23,6 @@ from fleetrun.model import (
 from fleetrun.plan import (
     affinity,
     command,
-    debug,
     devices,
     environment,
     free_gpus,
@@ -40,7 +39,7 @@ _CHECKPOINT, _THREADS = "{checkpoint}", "OMP_NUM_THREADS"
 # File names end at 255 bytes; time, process id and node need some of them.
 _LONGEST_JOB = 100
 # Options that name ranks, before a colon if more follows.
-_OF_RANKS = ("tee", "debug", "wrap", "profile")
+_OF_RANKS = ("tee", "wrap", "profile")
 
 _Variables = tuple[Mapping[str, str], ...]
 _Masks = Sequence[tuple[int, ...]]
@@ -90,7 +89,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         text = document.text(strategy, topology, env.of_strategy)
         files[f"{run_dir}/{names.STRATEGY}"] = text
     specs = [process.spec for process in layout.processes]
-    commands, debug_notes = _commands(request, facts, specs)
+    commands = _commands(request, facts, specs)
     variables, masks = _bound(request, facts, specs, env.ranks)
     logs = [
         process.log if roster.shared_logs is None else names.shared_log(process.spec)
@@ -135,7 +134,6 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
             *env.notes,
             *_lacking(request, facts),
             *layout.notes,
-            *debug_notes,
         ),
         suspects=env.suspects,
         strategy=strategy,
@@ -210,23 +208,12 @@ def _lacking(request: Request, facts: Facts) -> tuple[str, ...]:
     return (message,)
 
 
-def _commands(
-    request: Request, facts: Facts, specs: Sequence[RankSpec]
-) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
-    """Return the command of each of SPECS, and remarks."""
-    debuggers, notes = debug.debugging(request, facts, specs)
-    commands = [
-        command.argv(request, facts, debuggers.get(spec.rank, ()) if spec.is_trainer else ())
-        for spec in specs
-    ]
-    if request.wrap is None:
-        return commands, notes
-    ranks, _, text = request.wrap.partition(": ")
-    words = shlex.split(text)
-    return [
-        (*words, *argv) if spec.is_among(ranks) else argv
-        for spec, argv in zip(specs, commands, strict=True)
-    ], notes
+def _commands(request: Request, facts: Facts, specs: Sequence[RankSpec]) -> list[tuple[str, ...]]:
+    """Return the command of each of SPECS."""
+    argv = command.argv(request, facts)
+    ranks, _, text = (request.wrap or "").partition(": ")
+    wrapped = [request.wrap is not None and spec.is_among(ranks) for spec in specs]
+    return [(*shlex.split(text), *argv) if is_wrapped else argv for is_wrapped in wrapped]
 
 
 def _check_ranks(request: Request, layout: Layout) -> None:

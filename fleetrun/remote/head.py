@@ -28,6 +28,8 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEAT_S = 1.0
 # How long all hosts may take to answer.
 _ANSWER_S = 60.0
+# The most hosts to which we connect at once.
+_MOST_CONNECTING = 32
 # How long the other hosts may take, beyond --grace, once one has ended the job.
 _TIMEOUT_S = 30.0
 
@@ -84,8 +86,8 @@ class Head:
             )
             for host, order in zip(hosts, orders, strict=True)
         ]
-        # Those that wait for a place, and how many there are (--ssh_fanout).
-        self._queue, self._places = list(self._connections), request.ssh_fanout
+        # Those that wait for a place to connect.
+        self._queue = list(self._connections)
         self._least = sshjob.least(request, len(hosts))
         # The exit code of the job, once it is known.
         self._code: int | None = None
@@ -161,7 +163,7 @@ class Head:
 
     def _open_next(self) -> None:
         """Open as many connections as have a place."""
-        while self._queue and len(self._awaited()) - len(self._queue) < self._places:
+        while self._queue and len(self._awaited()) - len(self._queue) < _MOST_CONNECTING:
             self._queue.pop(0).open()
 
     def _answered(self) -> None:

@@ -14,7 +14,7 @@ from fleetrun.plan.hosts import bounds
 from fleetrun.rundir.variables import JOB, STOP_AFTER, STRATEGY, TOKEN, VERIFY
 
 # Options of the head alone; the others go to each launcher.
-_OURS = ("hosts", "hostfile", "ssh", "ssh_fanout", "nnodes")
+_OURS = ("hosts", "hostfile", "ssh", "nnodes")
 # Options that the head sets for each launcher.
 _GIVEN = ("ips", "host", "rank", "master")
 # Variables to forward to the hosts.

@@ -66,10 +66,6 @@ def launch(
     keeper = keep() if is_real else None
     attempts: Attempts | None = None
     try:
-        if request.preflight and is_real:
-            from fleetrun.doctor import checkup
-
-            checkup.preflight(request, environ)
         facts = probe.read(request, environ, engine.hosts)._replace(tasks=tasks)
         if keeper is not None:
             facts = facts._replace(pid=keeper.pid)
@@ -167,12 +163,6 @@ class LaunchedJob(ObservedJob):
         caller: Caller | None = None,
         keeper: Keeper | None = None,
     ) -> None:
-        # Ranks inherit the environment of the manifest's launcher.
-        for name, value in request.restored:
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
         self._background, self._caller = background, caller
         self._messages = messages = _messages(request, environ)
         super().__init__(

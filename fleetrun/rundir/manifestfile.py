@@ -1,42 +1,23 @@
 """`manifest.json` in the run directory: the provenance of a result, and how to reproduce it.
 
-Schema 1, which goes up when a key changes its meaning or goes away; `fleetrun --from-manifest FILE`
-reads it. Only its owner may read it (mode 0600). No secret is in it.
+Schema 2, which goes up when a key changes its meaning or goes away. `repeat` is the line of shell
+that launches the same again; secrets in it are ***. Only its owner may read the file (mode 0600).
 """
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 from fleetrun import __version__
-from fleetrun.errors import UsageError
-from fleetrun.model import FieldSetting, LaunchPlan, Layer, Request
-from fleetrun.rundir import installed, names, reading, secrets
+from fleetrun.model import LaunchPlan, Request
+from fleetrun.rundir import installed, reading, secrets
 
-SCHEMA = 1
-
-
-class Manifest(NamedTuple):
-    """The part of the file that repeats the launch."""
-
-    # The words typed after `fleetrun`.
-    command: tuple[str, ...]
-    # The folder of the launch, the interpreter, and the version of fleetrun.
-    cwd: str
-    python: str
-    fleetrun: str
-    # The lines of config files, as words.
-    config: tuple[str, ...]
-    # The presets and files of the strategy.
-    layers: tuple[Layer, ...]
-    # The names of all variables of the launcher, and the values of those that may be kept.
-    names: tuple[str, ...]
-    values: Mapping[str, str]
+SCHEMA = 2
 
 
 def of_launch(
@@ -58,6 +39,11 @@ def of_launch(
     system = os.uname()
     package = next(installed.paddles(sys.path), None)
     driver = reading.content("/sys/module/nvidia/version") or b""
+    variables = {
+        name: value
+        for name, value in sorted(environ.items())
+        if is_remembered(name) and secrets.redact(name, value) == value
+    }
     cpus = {spec.rank: spec.cpus for spec in plan.processes if spec.rank is not None}
     document = {
         "schema": SCHEMA,
@@ -98,89 +84,24 @@ def of_launch(
             for spec in plan.ranks
         ],
         "settings": request.settings,
-        "config": _config(request),
-        "strategies": _strategies(request),
-        "environment": {
-            "names": sorted(environ),
-            "values": {
-                name: value
-                for name, value in sorted(environ.items())
-                if is_remembered(name) and secrets.redact(name, value) == value
-            },
-        },
+        "environment": {"names": sorted(environ), "values": variables},
+        "repeat": _repeat(request, plan.cwd, variables),
     }
     plain: dict[str, Any] = reading.plain(document)
     return plain
 
 
-def _config(request: Request) -> list[str]:
-    """Return the lines of the config file that took effect as words of a command line."""
-    files = tuple(
-        f"{setting.value}:"
-        for setting in request.settings
-        if setting.name == "config" and setting.source != "default"
-    )
+def _repeat(request: Request, cwd: str, variables: Mapping[str, str]) -> str:
+    """Return the line of shell that launches REQUEST again in CWD with VARIABLES.
+
+    The lines of the config file that took effect become options.
+    """
+    path = next((row.value for row in request.settings if row.name == "config"), "")
     words = []
     for name, value, source in request.settings:
         option, dot, key = name.partition(".")
-        if files and source.startswith(files):
+        if source.startswith(f"{path}:"):
             words.append(f"--{option}={key}={value}" if dot else f"--{option}={value}")
-    return words
-
-
-def _strategies(request: Request) -> list[dict[str, Any]]:
-    """Return the name of each preset and file of the strategy, and the rows of its settings."""
-    layers = []
-    for layer in request.strategy.layers if request.strategy is not None else ():
-        rows = []
-        for section, name, value, source, _ in layer.settings:
-            shown = secrets.redact(name, str(value))
-            rows.append((section, name, value if shown == str(value) else shown, source))
-        layers.append({"name": layer.name, "settings": rows})
-    return layers
-
-
-def read(path: str) -> Manifest:
-    """Read the file at PATH; UsageError if it is not a manifest."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}: this manifest cannot be read.") from None
-    except (ValueError, RecursionError):
-        _refuse(path, "it is not JSON")
-    if not isinstance(document, dict) or "schema" not in document:
-        _refuse(path, "it has no schema")
-    if document["schema"] != SCHEMA:
-        raise UsageError(
-            f"{path}: this manifest has schema {document['schema']!r}, and fleetrun {__version__} "
-            f"reads {SCHEMA}."
-        )
-    try:
-        return Manifest(
-            command=tuple(document["command"]),
-            cwd=document["cwd"],
-            python=document["python"],
-            fleetrun=document["versions"]["fleetrun"],
-            config=tuple(document["config"]),
-            layers=tuple(
-                Layer(layer["name"], tuple(map(_setting, layer["settings"])))
-                for layer in document["strategies"]
-            ),
-            names=tuple(document["environment"]["names"]),
-            values=document["environment"]["values"],
-        )
-    except (KeyError, TypeError, ValueError):
-        _refuse(path, "something is missing or wrong in it")
-
-
-def _setting(row: list[Any]) -> FieldSetting:
-    section, name, value, source = row
-    return FieldSetting(section, name, tuple(value) if isinstance(value, list) else value, source)
-
-
-def _refuse(path: str, why: str) -> NoReturn:
-    raise UsageError(
-        f"{path}: this is not a manifest: {why}; give the {names.MANIFEST} of a run directory "
-        "(log/latest has the last one)."
-    )
+    command = ["fleetrun", "--config=/dev/null", *words, *secrets.conceal(request.typed)]
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    return f"cd {shlex.quote(cwd)} && {shlex.join(['env', *settings, *command])}"

@@ -177,7 +177,7 @@ class Hider:
 
 def of_launch(request: Request, environ: Mapping[str, str]) -> Hider:
     """Return the redactor of a launch: for the secrets in ENVIRON and in REQUEST."""
-    return Hider({**environ, **dict(request.env), **dict(request.nccl)}, request.typed)
+    return Hider({**environ, **dict(request.env)}, request.typed)
 
 
 def _is_distinct(value: str) -> bool:

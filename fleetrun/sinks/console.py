@@ -41,16 +41,13 @@ _CUT_SHORT = (
 class Feed:
     """One rank's log file, read from the console's current offset.
 
-    With a PREFIX, even an empty one, whole lines are shown; with PATTERN only those that match. Of
-    what a rank has overwritten in its line, only the last is shown.
+    With a PREFIX, even an empty one, whole lines are shown. Of what a rank has overwritten in its
+    line, only the last is shown.
     """
 
-    def __init__(
-        self, path: str, prefix: bytes | None, pattern: re.Pattern[bytes] | None = None
-    ) -> None:
+    def __init__(self, path: str, prefix: bytes | None) -> None:
         self.path = path
         self._prefix = prefix
-        self._pattern = pattern
         # Another attempt has begun, so the file no longer grows.
         self.is_final = False
         # When an unfinished line is to be shown, and whether the last one that was shown was one.
@@ -83,7 +80,7 @@ class Feed:
             end = chunk.find(b"\n") + 1
         if end or is_last or len(chunk) == _LONGEST_LINE:
             return chunk[: end or len(chunk)]
-        if self._pattern is None and self.due_at is None:
+        if self.due_at is None:
             self.due_at = now + (_BAR_S if b"\r" in chunk else _PROMPT_S)
         is_due = self.due_at is not None and self.due_at <= now
         return re.sub(_CUT_SHORT, b"", chunk) if is_due else b""
@@ -95,8 +92,6 @@ class Feed:
         self._is_unfinished = bool(body) and not body.endswith(b"\n")
         lines = body.removesuffix(b"\n").split(b"\n") if body else []
         lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
-        if self._pattern is not None:
-            lines = list(filter(self._pattern.search, lines))
         return b"".join(prefix + line + b"\n" for line in lines)
 
     def follow(self, cut: Cut) -> None:
@@ -113,8 +108,6 @@ class Console(Sink):
 
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
-        text = job.request.log_filter
-        self._pattern = None if text is None else re.compile(os.fsencode(text))
         self._begin(0)
         self._writer = Writer(1)
         self._feeds: list[Feed] = []
@@ -164,7 +157,7 @@ class Console(Sink):
 
     def shows(self, process: int) -> bool:
         """Whether a reader of the launcher's messages sees all output of PROCESS and no other's."""
-        is_whole = self._shown == (process,) and self._pattern is None
+        is_whole = self._shown == (process,)
         return is_whole and not self._writer.is_closed and _are_one_file(1, 2)
 
     def end_line(self) -> bool:
@@ -198,12 +191,12 @@ class Console(Sink):
             return
         spec = self._job.plan.processes[started.process]
         logs = self._logs[started.process]
-        by_lines = len(logs) > 1 or self._pattern is not None
+        by_lines = len(logs) > 1
         for log, stream in zip(logs, ("", " stderr"), strict=False):
             prefix = b"" if by_lines else None
             if len(self._shown) > 1:
                 prefix = f"[{label_of(spec.name)}{stream}] ".encode()
-            self._feeds.append(Feed(log, prefix, self._pattern))
+            self._feeds.append(Feed(log, prefix))
         self._pump()
 
     def _pump(self, budget: int = _TURN_BYTES) -> None:

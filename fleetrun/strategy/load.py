@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from unicodedata import normalize
 
@@ -61,12 +61,9 @@ def names(raw_options: Iterable[Given]) -> list[NamedStrategy]:
     return named
 
 
-def requested(
-    requests: Iterable[NamedStrategy], sets: Iterable[Given], known: Mapping[str, Layer]
-) -> Strategy:
-    """Combine REQUESTS and SETS; a layer that is already KNOWN is not read again."""
-    layers = [known.get(request.name) or _read(request) for request in requests]
-    return combine(layers, [_set(option) for option in sets])
+def requested(requests: Iterable[NamedStrategy], sets: Iterable[Given]) -> Strategy:
+    """Combine REQUESTS and SETS."""
+    return combine(list(map(_read, requests)), [_set(option) for option in sets])
 
 
 def _read(request: NamedStrategy) -> Layer:
@@ -211,7 +208,7 @@ def combine(layers: Sequence[Layer], sets: Sequence[FieldSetting] = ()) -> Strat
         last[setting.section, setting.name] = setting
     settings = tuple(last.values())
     sources = [layer.name for layer in layers] + [SET] * bool(sets)
-    return Strategy(tuple(sources), settings, digest(settings), layers=tuple(layers))
+    return Strategy(tuple(sources), settings, digest(settings))
 
 
 def digest(settings: Iterable[FieldSetting]) -> str:

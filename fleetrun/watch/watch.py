@@ -88,9 +88,7 @@ class Watch(Source):
         pace_s: float = 5.0,
     ) -> None:
         self._job, self._session, self._records = job, session, records
-        # While a debugger holds a rank, the others wait for it.
-        self._has_debugger = job.request.debug is not None
-        self._timeout_s = 0.0 if self._has_debugger else job.plan.rules.hang_timeout_s
+        self._timeout_s = job.plan.rules.hang_timeout_s
         self._gpus, self._driver_s, self._pace_s = gpus, driver_s, pace_s
         self._judge: HangJudge | None = None
         self._ranks: dict[int, _Rank] = {}
@@ -193,7 +191,7 @@ class Watch(Source):
         An exit handler may work as long as it likes. One that shows no other activity than
         processor time has what it has when another rank fails, unless the job IS_SILENT anyway.
         """
-        if self._is_ending or self._has_debugger:
+        if self._is_ending:
             return
         reports = {
             process: report

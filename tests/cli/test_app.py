@@ -82,6 +82,14 @@ def test_the_config_file_of_the_folder_is_read_unless_another_is_named(elsewhere
     assert [request.job_id for request in launch.requests] == ["here", "other", "default"]
 
 
+def test_an_optional_value_never_eats_the_script() -> None:
+    launch = Launch()
+    assert app.main(["--tee", "train.py"], environ={}, launch=launch) == 0
+    assert app.main(["--tee", "1", "train.py"], environ={}, launch=launch) == 0
+    assert [request.tee for request in launch.requests] == ["all", "1"]
+    assert {request.script.target for request in launch.requests} == {"train.py"}
+
+
 def test_s37_a_reader_that_has_seen_enough_of_the_help_hears_no_complaint() -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import fakedriver
 import pytest
 from checkout import environ
-from commandline import FLEETRUN, Command
+from commandline import FLEETRUN
 from lab import is_root
 from waiting import LONG_S
 
@@ -136,22 +136,5 @@ def test_a_container_without_gpus_on_a_machine_with_some_may_run_a_job_on_the_cp
     (finding,) = findings(run(tmp_path, "--json", prefix=prefix), "GPUs")
     assert finding["level"] == "warning"
     assert finding["mend"].startswith("docker run --gpus all")
-    job = Command(tmp_path, "touch started.$R", "--preflight")
-    ended = job.finish(job.start(prefix=prefix))
-    assert ended.code == 0
-    assert (tmp_path / "started.1").exists()
-    assert "rmmod" not in ended.stderr
     (finding,) = findings(run(tmp_path, "--json", "--gpus=0", prefix=prefix), "job")
     assert "NVIDIA's driver is here, but none of its GPUs (docker run --gpus all" in finding["seen"]
-
-
-def test_preflight_starts_nothing_where_something_is_to_be_mended(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        options = ("--preflight", f"--start_port={port}")
-        ended = Command(tmp_path, "touch started", *options).run()
-    assert ended.code == 3
-    assert f"error: port: {port} is taken by" in ended.stderr
-    assert "nothing was started" in ended.stderr
-    assert not (tmp_path / "started").exists()
-    assert not (tmp_path / "log").exists()

@@ -135,8 +135,8 @@ def test_explain_sorts_the_places_by_what_happens_there(
     ("words", "message"),
     [
         ([], "strategy: give one of list, show, validate, explain."),
-        (["tell"], "no such command: tell; there are list, show,"),
-        (["explein"], "no such command: explein; did you mean explain?"),
+        (["tell"], "strategy: give one of list, show, "),
+        (["explein"], "strategy: give one of list, show, validate, explain."),
         (["list", "--feilds"], "no such option: --feilds; did you mean --fields?"),
         (["list", "--x"], "no such option: --x; see `fleetrun strategy list --help`."),
         (["list", "now"], "strategy list: got unexpected extra argument (now)."),

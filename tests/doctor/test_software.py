@@ -115,7 +115,7 @@ FAILED = {"device": "gpu:1", "step": "convolution", "how": "ended with 255", "wo
     [
         ({}, "convolution on gpu:1 ended with 255: the last", "# shows its output"),
         ({"words": ""}, "convolution on gpu:1 ended with 255: no output", "# shows its output"),
-        ({"step": "sum of the ranks"}, "sum of the ranks on gpu:1", "--nccl P2P_DISABLE=1"),
+        ({"step": "sum of the ranks"}, "sum of the ranks on gpu:1", "--env NCCL_P2P_DISABLE=1"),
     ],
 )
 def test_a_step_that_fails_is_an_error(change: dict[str, str], seen: str, fix: str) -> None:

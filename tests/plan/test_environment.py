@@ -11,14 +11,11 @@ from plans import a_request, a_roster, some_facts
 import fleetrun
 from fleetrun.errors import UsageError
 from fleetrun.model import (
-    Endpoint,
     Facts,
-    Member,
     Request,
     Roster,
     Strategy,
 )
-from fleetrun.plan import devices
 from fleetrun.plan.devices import Share
 from fleetrun.plan.environment import Environment, variables
 from fleetrun.plan.modes import collective
@@ -109,29 +106,6 @@ def test_the_island_comes_first_on_the_users_python_path(
     assert rank["PYTHONPATH"] == expected
 
 
-@pytest.mark.parametrize(
-    ("environ", "is_rocm", "name"),
-    [
-        ({}, False, "CUDA_VISIBLE_DEVICES"),
-        ({"CUDA_VISIBLE_DEVICES": "4,5"}, False, "CUDA_VISIBLE_DEVICES"),
-        ({"HIP_VISIBLE_DEVICES": "4,5"}, True, "HIP_VISIBLE_DEVICES"),
-    ],
-)
-def test_a_rank_that_sees_its_own_devices_alone_counts_them_from_0(
-    environ: dict[str, str], is_rocm: bool, name: str
-) -> None:
-    request = a_request(virtual_local_rank=True, nproc_per_node=2)
-    facts = some_facts(8, environ=environ, is_rocm=is_rocm)
-    sharing = devices.share(request, facts)
-    assert sharing.has_own_masks
-    member = Member("127.0.0.1", (1, 2), sharing.groups)
-    roster = Roster((member,), 0, Endpoint("127.0.0.1", 3))
-    ranks = made(roster, facts=facts, groups=sharing.groups, has_own_masks=True).ranks
-    assert [rank[name] for rank in ranks] == (["4", "5"] if environ else ["0", "1"])
-    assert {rank["FLAGS_selected_gpus"] for rank in ranks} == {"0"}
-    assert [rank["PADDLE_LOCAL_RANK"] for rank in ranks] == ["0", "1"]
-
-
 def test_what_the_user_exported_wins_over_our_defaults() -> None:
     exported = {"PADDLE_WITH_GLOO": "1", "NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "0"}
     rank = first(facts=some_facts(8, environ=exported))
@@ -162,24 +136,12 @@ def test_identity_that_we_do_not_set_is_removed() -> None:
 
 def test_options_win_over_everything() -> None:
     request = a_request(
-        nccl=(("DEBUG", "INFO"), ("NCCL_IB_DISABLE", "0"), ("NCCL_ALGO", "Ring")),
-        env=(("NCCL_ALGO", "Tree"), ("PADDLE_TRAINER_ID", "9"), ("EMPTY", "")),
+        env=(("NCCL_DEBUG", "INFO"), ("PADDLE_TRAINER_ID", "9"), ("EMPTY", "")),
     )
     rank = first(request=request, facts=some_facts(8, environ={"NCCL_DEBUG": "WARN"}))
     assert rank["NCCL_DEBUG"] == "INFO"
-    assert rank["NCCL_IB_DISABLE"] == "0"
-    assert rank["NCCL_ALGO"] == "Tree"
     assert rank["PADDLE_TRAINER_ID"] == "9"
     assert rank["EMPTY"] == ""
-
-
-def test_a_share_of_gpu_memory_comes_with_the_allocator_that_takes_it() -> None:
-    name = "FLAGS_allocator_strategy"
-    request = a_request(gpu_memory_fraction=0.5)
-    assert name not in first()
-    assert first(request=request)[name] == "naive_best_fit"
-    exported = some_facts(8, environ={name: "auto_growth"})
-    assert name not in first(request=request, facts=exported)
 
 
 def test_plugins_are_hidden_from_ranks_on_gpus_and_the_cpu() -> None:

@@ -30,7 +30,7 @@ def commands(made: Request, me: int = 0) -> list[tuple[str, ...]]:
 
 def asked(text: str) -> Request:
     """Return the request of `--wrap=TEXT`."""
-    return request.resolve(split((f"--wrap={text}", "train.py")), {}, None)
+    return request.resolve(split((f"--wrap={text}", "train.py")), {})
 
 
 def test_the_ranks_that_are_named_get_the_command_wherever_they_run() -> None:
@@ -48,8 +48,8 @@ def test_the_ranks_that_are_named_get_the_command_wherever_they_run() -> None:
     [
         ("nsys profile", "give 'RANKS: COMMAND'"),
         ("0:", "give 'RANKS: COMMAND'"),
-        ("0: 'open", "the command cannot be read"),
-        ("first: nsys", "give all, or ranks"),
+        ("0: 'open", "give 'RANKS: COMMAND'"),
+        ("first: nsys", "give 'RANKS: COMMAND'"),
     ],
 )
 def test_what_cannot_be_meant_is_a_sentence(text: str, problem: str) -> None:

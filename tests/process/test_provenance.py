@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -87,22 +88,25 @@ def test_s73_the_same_launch_comes_out_of_its_manifest(tmp_path: Path) -> None:
     subprocess.run(
         [*run, "--quiet", *words], cwd=tmp_path, env={**base, **env}, check=True, timeout=LONG_S
     )
-    kept = tmp_path / "kept.json"
-    kept.write_bytes((tmp_path / "log/latest/manifest.json").read_bytes())
+    line = manifest_of(tmp_path)["repeat"]
     (tmp_path / "fleetrun.yaml").unlink()
-    again = dry(tmp_path, "--from-manifest", "kept.json", "--quiet", env=env)
+
+    def repeat(*options: str) -> str:
+        words = line.replace("fleetrun", shlex.join([*run, *options]), 1)
+        return subprocess.run(
+            ["sh", "-c", words],
+            cwd="/",
+            env=base,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=LONG_S,
+        ).stdout
+
+    again = repeat("--dry-run=json")
     assert compared(again) == {**_quiet(first), "settings": json.loads(again)["settings"]}
     # The ranks get the same from another folder and another shell.
-    done = subprocess.run(
-        [*run, f"--from-manifest={kept}", "--quiet"],
-        cwd="/",
-        env=base,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LONG_S,
-    )
-    assert done.stdout == "1 ['show.py', '--lr', '', 'a b']\n"
+    assert repeat() == "1 ['show.py', '--lr', '', 'a b']\n"
 
 
 def _quiet(text: str) -> dict[str, object]:

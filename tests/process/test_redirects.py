@@ -88,27 +88,3 @@ open("count", "w").write(str(count))
     # What is written in the microseconds of a cut is lost.
     assert count / 2 < done.out.count(b"x" * 1023) <= count
     assert count / 2 < shown(tmp_path, "--attempt=1").count("x" * 1023) <= count
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_console_shows_the_lines_that_are_asked_for_and_the_logs_have_all(
-    tmp_path: Path, ranks: int
-) -> None:
-    code = """
-for step in range(3):
-    print(f"step {step} loss {step + rank}", flush=True)
-    print(f"note {step}", flush=True)
-sys.stderr.write("1%\\r50% loss\\r100%\\nlast loss")
-"""
-    options = ["--log_filter=loss [12]|last", "--tee=all"]
-    done = Command.python(tmp_path, code, *options, ranks=ranks).run()
-    assert done.code == 0, done.stderr
-    expected = [
-        *(f"step {step} loss {step + r}" for r in range(ranks) for step in range(3)),
-        *["last loss"] * ranks,
-    ]
-    chosen = [line for line in expected if "loss 1" in line or "loss 2" in line or "last" in line]
-    lines = done.out.decode().splitlines()
-    assert sorted(line.split("] ")[-1] for line in lines) == sorted(chosen)
-    assert all(line.startswith("[rank ") for line in lines) == (ranks > 1)
-    assert (tmp_path / "log/workerlog.0").read_bytes().count(b"\n") == 7

@@ -34,7 +34,7 @@ def test_two_hosts_are_one_job_and_all_arrives_as_it_was(tmp_path: Path) -> None
         "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], "
         "open('rank-' + os.environ['PADDLE_TRAINER_ID'], 'w')); print('out', flush=True)"
     )
-    command = by_ssh(tmp_path, "", "--ssh_fanout=1")
+    command = by_ssh(tmp_path, "")
     script = tmp_path / "dump.py"
     script.write_text(code)
     arguments = ["--hosts=x", "a b", "", "$HOME", "'\"\\", "ü\udcff", "--"]
@@ -343,7 +343,6 @@ def test_each_launcher_is_given_its_host_and_all_but_the_heads_own_options() -> 
         (("--hosts=a", "--hostfile=f"), "give one of them"),
         (("--hostfile=/nowhere/f",), "--hostfile=/nowhere/f cannot be read (No such file"),
         (("--hosts=a", "--ips=b,c"), "determines --ips itself: omit --ips, or --hosts (--host "),
-        (("--hosts=a,b", "--nnodes=2"), "--nnodes=2: leave it out: --hosts says which hosts"),
         (("--hosts=a,b", "--nnodes=3:4"), "--nnodes=3:4: --hosts names 2 hosts; their number must"),
         (("--hosts=a,b,c", "--nnodes=1:2"), "--nnodes=1:2: --hosts names 3 hosts; their number"),
         (

@@ -22,7 +22,6 @@ def npus(kind: str) -> Facts:
 # Launches that set every variable together.
 LAUNCHES: tuple[tuple[Request, Facts], ...] = (
     (a_request(bind="cores"), some_facts(2, processors=Processors(((0,), (1,)), (0, 0)))),
-    (a_request(gpu_memory_fraction=0.5, debug="0"), some_facts(2)),
     (a_request(**IPS, host="10.0.0.1"), some_facts(2, environ={"http_proxy": "http://p"})),
     (a_request(**IPS), some_facts(2, peer_interface="eth0", hcas=("mlx5_0",), rdma=("mlx5_0",))),
     (a_request(), some_facts(1, **MIG)),

@@ -21,17 +21,14 @@ assert os.environ.get("NCCL_SOCKET_IFNAME", "lo") == "lo", "unhandled system err
 
 
 @pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
-@pytest.mark.parametrize("way", ["exported", "--env", "--nccl", "--config"])
+@pytest.mark.parametrize("way", ["exported", "--env", "--config"])
 def test_an_interface_that_is_missing_is_named_at_the_start_and_in_the_report(
     tmp_path: Path, name: str, way: str
 ) -> None:
     (tmp_path / "job.py").write_text(LOST)
     (tmp_path / "its.yaml").write_text(f"env:\n  {name}: eth9\n")
-    if way == "--nccl" and name.startswith("GLOO"):
-        pytest.skip("--nccl is for NCCL's variables")
     words = {
         "--env": ("--env", f"{name}=eth9"),
-        "--nccl": ("--nccl", "SOCKET_IFNAME=eth9"),
         "--config": ("--config=its.yaml",),
     }.get(way, ())
     variables = {name: "eth9"} if way == "exported" else {}

@@ -91,7 +91,7 @@ def test_s73_a_manifest_says_where_a_result_came_from(tmp_path: Path) -> None:
     words = ("--gpus=0,1", "train.py", "--lr", "0.1")
     made = request.resolve(split(words), environ)._replace(typed=words)
     document = written(tmp_path, made, environ)
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["command"] == list(words)
     assert document["cwd"] == str(tmp_path)
     assert document["versions"]["fleetrun"] == __version__
@@ -112,7 +112,8 @@ def test_s73_a_manifest_says_where_a_result_came_from(tmp_path: Path) -> None:
         "NCCL_DEBUG": "INFO",
     }
     assert {"name": "gpus", "value": "0,1", "source": "command line"} in document["settings"]
-    assert document["config"] == []
+    start = f"cd {tmp_path} && env CUDA_VISIBLE_DEVICES=0,1 NCCL_DEBUG=INFO fleetrun "
+    assert document["repeat"] == f"{start}--config=/dev/null --gpus=0,1 train.py --lr 0.1"
 
 
 def test_s70_a_manifest_holds_no_secret(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_s70_a_manifest_holds_no_secret(tmp_path: Path) -> None:
     assert document["environment"]["names"] == sorted(environ)
     assert document["environment"]["values"] == {}
     assert document["command"][-3:] == ["--password=***", "--api-key", "***"]
-    assert document["config"] == ["--job_id=night", "--env=DB_PASSWORD=***"]
+    assert "--job_id=night '--env=DB_PASSWORD=***'" in document["repeat"]
 
 
 # -- git --

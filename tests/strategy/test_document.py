@@ -87,7 +87,7 @@ def test_the_training_process_is_told_what_explain_tells(monkeypatch: pytest.Mon
 def test_variables_of_a_strategy_stand_below_what_is_exported() -> None:
     wanted = asked(
         *("--set=flags.FLAGS_a=1", "--set=flags.FLAGS_b=1", "--set=nccl.NCCL_DEBUG=INFO"),
-        *("--set=env.MY_TOKEN=abc", "--env=FLAGS_b=2", "--nccl=DEBUG=TRACE"),
+        *("--set=env.MY_TOKEN=abc", "--env=FLAGS_b=2", "--env=NCCL_DEBUG=TRACE"),
     )
     plan = planned(wanted, environ={"FLAGS_a": "0", "MY_TOKEN": "xyz"})
     env = plan.processes[0].env

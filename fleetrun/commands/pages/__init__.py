@@ -52,7 +52,7 @@ report = click.Command(
     callback=_report,
     params=[
         click.Argument(["run"], nargs=-1, metavar="[RUN [RUN]]"),
-        parser.log_dir(),
+        parser.LOG_DIR,
         parser.option("out", types.FILE, "The file to write.", metavar="FILE"),
     ],
 )
@@ -88,7 +88,7 @@ ui = click.Command(
     "prints an address with a token, listens on 127.0.0.1 only, and ends with Ctrl-C.",
     callback=_ui,
     params=[
-        parser.log_dir(),
-        parser.option("port", types.number(minimum=0, maximum=65535), "0: any.", default="0"),
+        parser.LOG_DIR,
+        parser.option("port", types.number(0, 65535), "0: any.", default="0"),
     ],
 )

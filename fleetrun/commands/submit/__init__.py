@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import click
 
-from fleetrun.cli import parser
 from fleetrun.commands.submit import kubernetes, slurm
 
 
-@click.group("submit", cls=parser.CommandGroup, no_args_is_help=False)
+@click.group("submit", no_args_is_help=False)
 def command() -> None:
     """Submit a job to Slurm or Kubernetes; the words after `--` are the fleetrun command there."""
 

@@ -1,4 +1,4 @@
-"""Shared by all queues: the launch after `--`, and site settings."""
+"""Shared by all queues: the launch after `--`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import Any
 
 import click
 
-from fleetrun.cli import argv, configfile, parser, types
+from fleetrun.cli import argv, parser, types
+from fleetrun.cli.option import Option
 from fleetrun.cli.options import find
 from fleetrun.errors import UsageError
 
 # Launch options that the queue decides.
-_OURS = (
-    *("ips", "master", "nnodes", "rank", "host", "detach", "from_manifest"),
-    *("hosts", "hostfile"),
-)
+_OURS = (*("ips", "master", "nnodes", "rank", "host", "detach", "hosts", "hostfile"),)
 
 
 class QueueCommand(click.Command):
-    """A command whose own options stand before `--`, with defaults from the site's settings."""
+    """A command whose own options stand before `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse ARGS; UsageError for a word before `--` that belongs to no option."""
@@ -32,7 +30,6 @@ class QueueCommand(click.Command):
                 f"submit {self.name}: before --, {stray[0]} belongs to no option; a value is one "
                 "word (--time=10h), and the launch stands after --."
             )
-        ctx.default_map = site(configfile.here(argv.scan(args[at + 1 :]).given), self)
         return super().parse_args(ctx, args)
 
 
@@ -49,16 +46,18 @@ def matching(pattern: str, expected: str) -> Callable[[str], str]:
 
 _word = matching(r"\S+", "give one word without blanks")
 # A single word, and several of them.
-WORD, WORDS = types.read_as(_word, is_free=True), types.Type("texts", _word, is_free=True)
+WORD, WORDS = types.Type("text", _word), types.Type("texts", _word)
 
 
-def option(name: str, kind: types.Type, metavar: str, text: str, **more: Any) -> click.Option:  # noqa: ANN401 - those of parser.option
+def option(name: str, kind: types.Type, metavar: str, text: str, **more: Any) -> Option:  # noqa: ANN401 - those of parser.option
     """Return the option --NAME of a KIND."""
     return parser.option(name, kind, text, metavar=metavar, **more)
 
 
 # The words after `--`: the `fleetrun` command on each host.
-COMMAND_LINE = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar=parser.LAUNCH)
+COMMAND_LINE = click.Argument(
+    ["words"], nargs=-1, type=click.UNPROCESSED, metavar="-- ARGUMENTS..."
+)
 
 
 def launch(words: Sequence[str], command: str, *, most: int | None = None) -> argv.ParsedCommand:
@@ -95,15 +94,3 @@ def name(parsed: argv.ParsedCommand) -> str:
     """Return the job's name, which is that of the script."""
     script = os.path.basename(parsed.script.target) if parsed.script else ""
     return os.path.splitext(script)[0] or "fleetrun"
-
-
-def site(path: str | None, command: click.Command) -> dict[str, str | list[str]]:
-    """Return the settings for COMMAND in the file at PATH, under `submit:` and its name.
-
-    Raises UsageError with file:line.
-    """
-    rows = {row.label: row for row in parser.rows(command)}
-    texts_of: dict[str, list[str]] = {}
-    for setting in configfile.of_command(path, str(command.name), rows) if path else ():
-        texts_of.setdefault(setting.name, []).append(setting.raw)
-    return {key: texts if rows[key].is_repeatable else texts[-1] for key, texts in texts_of.items()}

@@ -137,18 +137,17 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa
 
 
 _is_claim = common.matching(r"[^=]+=/[^:\0]*", "give CLAIM=/PATH")
-_claim = types.Type("texts", _is_claim, is_free=True)
+_claim = types.Type("texts", _is_claim)
 command = common.QueueCommand(
     "k8s",
     short_help="Print the resources of a job.",
     help="Print a JobSet that runs the job with one pod for each host, and a Secret with its "
     "token, for `kubectl create -f -`, which checks them. ARGUMENTS are those of a launch without "
-    "hosts: `fleetrun submit k8s --image NAME --nodes 4 --gpus 8 -- train.py`. Put the options "
-    "that never change at your site into fleetrun.yaml under `submit: k8s:`.",
+    "hosts: `fleetrun submit k8s --image NAME --nodes 4 --gpus 8 -- train.py`.",
     callback=_run,
     params=[
-        option("nodes", types.number(minimum=1), "N", "Number of pods.", default="1"),
-        option("gpus", types.number(minimum=0), "N", "GPUs per pod."),
+        option("nodes", types.number(1), "N", "Number of pods.", default="1"),
+        option("gpus", types.number(0), "N", "GPUs per pod."),
         option("name", WORD, "NAME", "Job name.  [default: the script]"),
         option("image", WORD, "NAME", "Image with Paddle, fleetrun and the script."),
         option("cpus", WORD, "QUANTITY", "CPUs per pod."),
@@ -158,10 +157,10 @@ command = common.QueueCommand(
         option("env", types.VARIABLE, "NAME=VALUE", "Variable of the pods (repeatable)."),
         option("volume", _claim, "CLAIM=/PATH", "Mount this claim (repeatable)."),
         option("shm", WORD, "QUANTITY", "Size of /dev/shm, for data loaders.", default="16Gi"),
-        option("retries", types.number(minimum=0), "N", "Retries after a failure.", default="0"),
+        option("retries", types.number(0), "N", "Retries after a failure.", default="0"),
         option("ttl", types.seconds(0), "SECONDS", "Delete the job this long after its end."),
         option("python", WORD, "PATH", "Python in the image.", default="python"),
-        option("dry_run", types.FLAG, "", "Print the resources (always).", in_file=False),
+        option("dry_run", types.FLAG, "", "Print the resources (always)."),
         common.COMMAND_LINE,
     ],
 )

@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 from fleetrun import __version__
-from fleetrun.cli import parser, types
+from fleetrun.cli import types
 from fleetrun.commands.submit import common
 from fleetrun.commands.submit.common import WORD, WORDS, option
 from fleetrun.errors import EnvironmentFault
@@ -77,7 +77,7 @@ def script(given: Mapping[str, Any], words: Sequence[str], folder: str) -> str:
 
 def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa: ANN401 - click's
     parsed = common.launch(words, WHAT, most=given["nodes"])
-    given["name"] = given["name"] or parser.value(_NAME, common.name(parsed))
+    given["name"] = given["name"] or _NAME.read(_NAME.given(common.name(parsed)))
     if dry_run:
         shown = secrets.conceal(parsed.words)
         if shown != parsed.words:
@@ -99,19 +99,17 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa
 
 
 _NAME = option("name", WORD, "NAME", "Job name.  [default: the script]")
-_line = types.Type("texts", common.matching(r"[^\n\r]*", "give one line of shell"), is_free=True)
+_line = types.Type("texts", common.matching(r"[^\n\r]*", "give one line of shell"))
 command = common.QueueCommand(
     "slurm",
     help="Write a batch script and submit it with sbatch. ARGUMENTS are those of a launch "
-    "without hosts: `fleetrun submit slurm --nodes 4 --gpus 8 -- train.py`. Put the options "
-    "that never change at your site (partition, account, module, ...) into fleetrun.yaml under "
-    "`submit: slurm:`.",
+    "without hosts: `fleetrun submit slurm --nodes 4 --gpus 8 -- train.py`.",
     callback=_run,
     params=[
         _NAME,
-        option("nodes", types.number(minimum=1), "N", "Number of hosts.", default="1"),
-        option("gpus", types.number(minimum=0), "N", "GPUs per host."),
-        option("cpus", types.number(minimum=1), "N", "CPUs per host."),
+        option("nodes", types.number(1), "N", "Number of hosts.", default="1"),
+        option("gpus", types.number(0), "N", "GPUs per host."),
+        option("cpus", types.number(1), "N", "CPUs per host."),
         option("time", WORD, "TIME", "Time limit as for sbatch: 12:00:00, 2-00 (days-hours)."),
         option("memory", WORD, "SIZE", "Memory per host: 64G; 0: all."),
         option("partition", WORD, "NAME", "Slurm partition."),
@@ -125,7 +123,7 @@ command = common.QueueCommand(
         # With --nnodes=MIN:N after -- the job continues.
         option("no_kill", types.FLAG, "", "Keep the job if a host is lost."),
         option("python", WORD, "PATH", "Python on the hosts.  [default: this one]"),
-        option("dry_run", types.FLAG, "", "Print the script without submitting it.", in_file=False),
+        option("dry_run", types.FLAG, "", "Print the script without submitting it."),
         common.COMMAND_LINE,
     ],
 )

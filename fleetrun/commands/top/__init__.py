@@ -121,9 +121,9 @@ command = click.Command(
     callback=_top,
     params=[
         click.Argument(["run"], nargs=-1, metavar="[RUN]..."),
-        parser.log_dir(),
+        parser.LOG_DIR,
         parser.option("interval", types.seconds(0.2), "Time between two updates.", default="1"),
-        parser.color("Whether to use colours."),
+        parser.COLOR,
         parser.option("once", types.FLAG, "Print one table and exit."),
     ],
 )

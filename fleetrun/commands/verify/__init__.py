@@ -80,7 +80,11 @@ def _spec(launch: parser.Launch) -> VerifySpec:
             "no script to verify: write `fleetrun verify --strategy=NAME [options] train.py`."
         )
     is_exec = script[0] == _EXEC and not os.path.exists(_EXEC)
-    others = tuple(given for given in launch.options if find(given.name).group != "strategy")
+    others = tuple(
+        given
+        for given in launch.options
+        if given.name != "strategy" and find(given.name).group != "strategy"
+    )
     # An empty list also overrides a config file.
     plain = ("--strategy=", *launch._replace(options=others).words)
     request = parser.launch_request([*launch.words, "train.py"], environ)
@@ -123,9 +127,9 @@ command = parser.LaunchCommand(
     callback=click.pass_obj(_verify),
     params=[
         # The first half is compared one by one, the second half is timed.
-        parser.option("updates", types.number(minimum=4), "Updates of each run.", default="20"),
+        parser.option("updates", types.number(4), "Updates of each run.", default="20"),
         # From two on, speeds are compared.
-        parser.option("repeats", types.number(minimum=1), "Runs of each, in turns.", default="1"),
+        parser.option("repeats", types.number(1), "Runs of each, in turns.", default="1"),
         trials.TIMEOUT,
         parser.option("out", types.FOLDER, "Output: verify.json, runs/.", default="verify"),
     ],

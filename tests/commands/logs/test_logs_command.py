@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from checkout import environ
+from click.shell_completion import ShellComplete
 from commandline import Command, fleetrun, started
 from waiting import LONG_S, until
 
-from fleetrun.cli import shells
+from fleetrun.cli import parser
 
 if TYPE_CHECKING:
     from terminals import Terminal
@@ -275,5 +276,5 @@ def test_rotated_logs_are_shown_whole_also_while_they_are_cut(tmp_path: Path) ->
 def test_names_of_runs_are_completed(elsewhere: Path) -> None:
     assert Command(elsewhere, "true", ranks=1).run().code == 0
     [run] = (elsewhere / "log" / "runs").iterdir()
-    items = shells._of("zsh").get_completions(["logs"], run.name[:4])
+    items = ShellComplete(parser.ROOT, {}, "fleetrun", "X").get_completions(["logs"], run.name[:4])
     assert [item.value for item in items] == [run.name]

@@ -153,7 +153,7 @@ def test_in_a_pipe_it_is_one_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--pattern=x"], "top: --pattern is gone: print `step 120 loss 0.5`, or write the step"),
+        (["--pattern=x"], "top: no such option: --pattern; see"),
         (["--interval=0"], "--interval=0: give a number of seconds, 0.2 or more, or"),
         (["nothing"], "no such run: nothing"),
     ],

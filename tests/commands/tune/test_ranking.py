@@ -61,5 +61,5 @@ def test_candidates_that_are_equal_in_effect_are_a_draw() -> None:
 )
 def test_what_cannot_be_tuned_is_refused(words: list[str], problem: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parser.run("tune", words)
+        parser.run(["tune", *words])
     assert problem in str(caught.value)
