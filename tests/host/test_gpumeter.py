@@ -1,19 +1,12 @@
-"""A separate process measures GPUs; it may find nothing, hang, or die."""
+"""A thread measures GPUs; it may find nothing, or hang."""
 
 from __future__ import annotations
 
-from contextlib import closing
-
-from nvmls import FakeNvml
+from nvmls import FakeNvml, hang
 from waiting import until
 
 from fleetrun.host import gpumeter, nvml
 from fleetrun.host.gpumeter import GpuMeter
-from fleetrun.rundir.metricsfile import GpuUsage
-
-LINE = [["number", 0], ["uuid", "a"], ["name", "H"], ["use_percent", 50], ["power_w", 300.5]]
-LINE += [["memory_used_bytes", 1], ["memory_total_bytes", 2], ["temperature_c", None]]
-SAY = f"import json, sys; print(json.dumps([dict({LINE})]), flush=True);"
 
 
 def test_gpus_are_numbered_as_a_launch_numbers_them_and_instances_are_told_of() -> None:
@@ -37,9 +30,9 @@ def test_gpus_are_numbered_as_a_launch_numbers_them_and_instances_are_told_of() 
     assert [number for number, _ in surveyed.lost] == [0]
 
 
-def test_the_newest_line_counts_and_a_hanging_driver_holds_nobody_up() -> None:
-    with closing(
-        GpuMeter(60.0, f"{SAY} sys.stdout.write('[half a li'); sys.stdout.flush(); input()")
-    ) as meter:
-        until(meter.newest)
-        assert meter.newest() == (GpuUsage(0, "a", "H", 50, 1, 2, 300.5, None),)
+def test_a_hanging_driver_holds_nobody_up() -> None:
+    lib = FakeNvml(("a",), uses={"a": (1, 9, ())})
+    meter = GpuMeter(60.0, lambda: lib)
+    until(meter.newest)
+    assert [(gpu.number, gpu.uuid) for gpu in meter.newest()] == [(0, "a")]
+    assert GpuMeter(60.0, lambda: FakeNvml(init=hang)).newest() == ()

@@ -15,7 +15,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.run import children, itself
+from fleetrun.run import itself
 from fleetrun.run.events import Finished, Happening
 from fleetrun.run.loop import Waiting, poll
 from fleetrun.run.observers import ObservedJob, Sink
@@ -78,12 +78,6 @@ class Metrics(Sink):
             return
         poll(_END_S, self._pidfd)
         self._forget()
-        # Who asks the driver for it was killed by the same signal, and is our child by now.
-        for pid in children.pids():
-            if children.group(pid) == self._pid:
-                pidfd = os.pidfd_open(pid)
-                poll(_END_S, pidfd)
-                os.close(pidfd)
 
     def _begin(self) -> None:
         fds = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
