@@ -30,7 +30,7 @@ from fleetrun.sinks.metrics import Metrics
 from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.profile import ProfileSink
 from fleetrun.sinks.provenance import Provenance
-from fleetrun.sinks.rotate import Cut, Rotation
+from fleetrun.sinks.rotate import Rotation
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.text import visible
 from fleetrun.watch.flightrecords import FlightRecords
@@ -210,13 +210,8 @@ class LaunchedJob(ObservedJob):
         if is_served and not request.metrics_period_s:
             raise UsageError("--metrics_port needs a --metrics_period above 0.")
         messages.preface = lambda: self.redact(self._preface())
-        console, times = Console(self), OutputTimes(self)
+        console = Console(self)
         messages.ends_line = console.end_line
-
-        def follow(cut: Cut) -> None:
-            console.follow(cut)
-            times.follow(cut)
-
         observers: list[Sink] = [messages, RunDirectory(self)]
         if self._background is not None:
             observers.append(Background(self, *self._background))
@@ -228,8 +223,8 @@ class LaunchedJob(ObservedJob):
         if request.profile is not None and not request.quiet:
             observers.append(ProfileSink(self))
         if request.log_max_bytes:
-            observers.append(Rotation(self, show=console.catch_up, follow=follow))
-        observers += [EventLog(self), Provenance(self), console, times]
+            observers.append(Rotation(self, show=console.catch_up, follow=console.follow))
+        observers += [EventLog(self), Provenance(self), console, OutputTimes(self)]
         if self.plan.files:
             from fleetrun.watch import proof  # only with a strategy
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 
 from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.rundir import names, outputtimes
 from fleetrun.rundir.folder import append_whole
-from fleetrun.sinks.rotate import Cut
 
 # How often logs are checked, after a check that finds nothing new.
 _PACE_S, _QUIET_PACE_S = 0.1, 0.3
@@ -23,13 +21,6 @@ _PACE_S, _QUIET_PACE_S = 0.1, 0.3
 _REST = 200
 # Each time the file grows by this much, checks become half as frequent.
 _LENGTHY = 64 * 1024 * 1024
-
-
-class _WatchedLog:
-    """A log that may grow: how much was ever written to it, and how much of that is in archives."""
-
-    # No dataclass: their module takes 10 ms to import.
-    offset = base = 0
 
 
 class OutputTimes(Sink):
@@ -40,7 +31,8 @@ class OutputTimes(Sink):
         self._fd = -1
         self._size = 0
         # The logs of this attempt: descendants of a process may still write when it has ended.
-        self._logs: dict[str, _WatchedLog] = {}
+        # How much each had.
+        self._logs: dict[str, int] = {}
 
     def open(self, waiting: Waiting) -> None:
         """Begin the file and the checks."""
@@ -51,18 +43,10 @@ class OutputTimes(Sink):
     def on_event(self, happening: Happening) -> None:
         """Follow the logs of each process that starts."""
         if isinstance(happening, Started):
-            self._logs |= {path: _WatchedLog() for path in self._job.logs(happening)}
+            self._logs |= dict.fromkeys(self._job.logs(happening), 0)
         elif isinstance(happening, Finished | Gathered):
             self._note()
             self._logs.clear()
-
-    def follow(self, cut: Cut) -> None:
-        """Note that a log has moved to an archive."""
-        if cut.log in self._logs:
-            log = self._logs[cut.log]
-            log.base += cut.length
-            with suppress(OSError):
-                self._write(outputtimes.moved(log.base, os.path.basename(cut.log)))
 
     def close(self) -> None:
         """End the file."""
@@ -77,21 +61,18 @@ class OutputTimes(Sink):
 
     def _note(self) -> bool:
         lines = []
-        for path, log in self._logs.items():
+        for path, before in self._logs.items():
             try:
                 status = os.stat(path, follow_symlinks=False)
             except OSError:
                 # Somebody removed it; the rank goes on writing to the deleted file.
                 continue
-            offset = log.base + status.st_size
-            if offset != log.offset:
-                log.offset = offset
+            if status.st_size != before:
+                self._logs[path] = status.st_size
                 at_ms = status.st_mtime_ns // 1_000_000
-                lines.append(outputtimes.noted(at_ms, offset, os.path.basename(path)))
+                lines.append(outputtimes.noted(at_ms, status.st_size, os.path.basename(path)))
         if lines:
-            self._write(b"".join(lines))
+            text = b"".join(lines)
+            append_whole(self._fd, text)
+            self._size += len(text)
         return bool(lines)
-
-    def _write(self, text: bytes) -> None:
-        append_whole(self._fd, text)
-        self._size += len(text)

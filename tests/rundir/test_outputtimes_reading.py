@@ -18,12 +18,13 @@ def parsed(folder: Path, text: bytes) -> Mapping[str, LogTimes]:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    text = outputtimes.noted(995, 7, "a \udcff") + outputtimes.moved(4, "a \udcff")
+    text = outputtimes.noted(990, 9, "a \udcff") + outputtimes.noted(995, 7, "a \udcff")
     text += outputtimes.noted(1020, 9, "b") + outputtimes.noted(1010, 10, "b") + b"x\n1 b\n- 1 b\n"
     assert parsed(tmp_path, text) == {
-        "a \udcff": LogTimes([995], [7], [4]),
+        # It was cut.
+        "a \udcff": LogTimes([995], [7]),
         # The clock was set back.
-        "b": LogTimes([1020, 1020], [9, 10], []),
+        "b": LogTimes([1020, 1020], [9, 10]),
     }
 
 

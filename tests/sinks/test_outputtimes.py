@@ -13,7 +13,6 @@ from timers import Timers
 from fleetrun.run.events import Started
 from fleetrun.rundir import names, outputtimes
 from fleetrun.sinks.outputtimes import OutputTimes
-from fleetrun.sinks.rotate import Cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -68,18 +67,5 @@ def test_a_look_notes_only_what_has_grown_and_when_it_did(noted: Noted) -> None:
     noted.write("workerlog.1", b"12345", at)
     noted.look()
     noted.look()
-    assert noted.told()["workerlog.1"] == outputtimes.LogTimes([int(at * 1000)], [5], [])
+    assert noted.told()["workerlog.1"] == outputtimes.LogTimes([int(at * 1000)], [5])
     assert "workerlog.0" not in noted.told()
-
-
-def test_offsets_count_what_was_moved(noted: Noted) -> None:
-    log = noted.run / "workerlog.0"
-    noted.write("workerlog.0", b"x" * 100)
-    noted.look()
-    log.write_bytes(b"")
-    noted.sink.follow(Cut(str(log), 100))
-    noted.write("workerlog.0", b"y")
-    noted.look()
-    told = noted.told()["workerlog.0"]
-    assert told.offsets == [100, 101]
-    assert told.cuts == [100]

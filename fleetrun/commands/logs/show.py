@@ -11,8 +11,8 @@ from heapq import merge
 from typing import NamedTuple
 
 from fleetrun.printing import put, remark
-from fleetrun.rundir import names, outputtimes, runs
-from fleetrun.rundir.outputtimes import LogFile, LogTimes
+from fleetrun.rundir import names, outputtimes, reading, runs
+from fleetrun.rundir.outputtimes import LogTimes
 
 # Bytes that are read, or written, at a time.
 _CHUNK = 1 << 20
@@ -65,30 +65,34 @@ class LogStream:
         """Open the file PATH, whose times READER reads; OSError if that fails."""
         self._name = os.path.basename(path)
         self._reader = reader
-        self.file = LogFile(path, self._times)
+        self._fd = os.open(path, reading.READING)
         self._prefix = prefix
         self._filter = log_filter
         self._is_raw = is_raw
         # What has been read ahead, and the beginning of a line or of an escape sequence.
         self._ahead = memoryview(b"")
         self._begun = b""
-        self._at = self.file.begin
+        self._at, status = 0, os.fstat(self._fd)
         if log_filter.since is not None:
-            is_newer = self.file.written_at() >= log_filter.since
+            is_newer = status.st_mtime >= log_filter.since
             at = self._times().offset_at(log_filter.since * 1000)
-            self._at = self._line_at(at) if is_newer else self.file.end()
+            self._at = self._line_at(at) if is_newer else status.st_size
         if log_filter.most_bytes is not None:
-            self._at = max(self._at, self._line_at(self.file.end() - log_filter.most_bytes))
+            self._at = max(self._at, self._line_at(status.st_size - log_filter.most_bytes))
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
 
     def _times(self) -> LogTimes:
-        return self._reader.read().get(self._name) or LogTimes([], [], [])
+        return self._reader.read().get(self._name) or LogTimes([], [])
 
     def _line_at(self, at: int) -> int:
         """Return the offset of the line that contains AT, or of the first later one."""
-        before = max(self.file.begin, at - _LONGEST_LINE)
+        before = max(0, at - _LONGEST_LINE)
         if before >= at:
-            return max(at, self.file.begin)
-        piece = self.file.read(before, at - before)
+            return max(at, 0)
+        piece = os.pread(self._fd, at - before, before)
         return before + piece.rfind(b"\n") + 1 if b"\n" in piece else at
 
     def news(self, place: int, *, is_alone: bool) -> Iterator[tuple[int, int, bytes]]:
@@ -96,20 +100,23 @@ class LogStream:
 
         IS_ALONE: the times do not matter.
         """
-        times, end = self._times(), self.file.end()
-        written_ms = int(self.file.written_at() * 1000)
+        times, status = self._times(), os.fstat(self._fd)
+        if status.st_size < self._at:
+            # --log_max_size has cut it.
+            self._at, self._ahead, self._begun = 0, memoryview(b""), b""
+        written_ms = int(status.st_mtime * 1000)
         if not is_alone:
             first = bisect_right(times.offsets, self._at)
             for at_ms, until in zip(times.at_ms[first:], times.offsets[first:], strict=True):
                 written_ms = max(written_ms, at_ms)
                 yield from ((at_ms, place, text) for text in self._read(until))
         # Not noted yet, or never: the launcher was killed, or the disk is full.
-        yield from ((written_ms, place, text) for text in self._read(end))
+        yield from ((written_ms, place, text) for text in self._read(status.st_size))
 
     def _read(self, until: int) -> Iterator[bytes]:
         """Yield what ends before the offset UNTIL."""
         while self._at < until:
-            self._ahead = self._ahead or memoryview(self.file.read(self._at, _CHUNK))
+            self._ahead = self._ahead or memoryview(os.pread(self._fd, _CHUNK, self._at))
             piece, self._ahead = self._ahead[: until - self._at], self._ahead[until - self._at :]
             if not piece:
                 break
@@ -187,7 +194,7 @@ def show(
         if not is_over:
             time.sleep(_PACE_S)
     for stream in known:
-        stream.file.close()
+        stream.close()
     return len(known)
 
 

@@ -84,7 +84,7 @@ def _curve(
                 has_steps = has_steps or told.step is not None
                 step = len(points) + 1 if told.step is None else told.step
                 points[step] = round(at_ms / 1000 - began, 3), told.loss
-        stream.file.close()
+        stream.close()
     if not points:
         return None
     # Keep the last one, as people look for it.
