@@ -132,6 +132,7 @@ class HostsJob:
         self.dead: set[lab.Host] = set()
         self.alone: set[lab.Host] = set()
         self.killed: set[lab.Host] = set()
+        self.asked_early: lab.Host | None = None
 
     # Before the fault ---------------------------------------------------------------------------
 
@@ -265,8 +266,10 @@ class HostsJob:
             if processes := host.processes():
                 raise Lost(f"these are left on {host.name}: {processes}")
         judged = [host for host in watched if host not in self.alone | self.killed]
-        # Python itself had not come to our code yet, so nobody had heard of that launcher.
-        judged = [h for h in judged if not self.fault.is_early or self.launchers[h].returncode >= 0]
+        # Nobody may have heard of a launcher that was asked to end before it had joined.
+        early = self.asked_early
+        if early in judged and self.launchers[early].returncode in {-TERM, 128 + TERM}:
+            judged.remove(early)
         ends = {host.name: self.launchers[host].returncode for host in judged}
         if not set(ends.values()) <= set(codes) or len(set(ends.values())) > 1:
             outputs = "\n".join(f"{host.name}: {self.printed(host)}" for host in watched)
@@ -418,6 +421,8 @@ def signal_early(job: HostsJob) -> Sequence[int]:
     host, signum = job.a_host(), job.draw.choice((TERM, KILL))
     if signum == KILL:
         job.killed.add(host)
+    else:
+        job.asked_early = host
     job.tell_launcher(host, signum)
     # Who has not heard of anybody else waits for the rest of the rendezvous.
     return [4, 128 + TERM, 1] if signum == TERM else range(1, 256)
