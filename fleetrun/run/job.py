@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fleetrun.engines import meeting
 from fleetrun.engines.engine import Engine
-from fleetrun.errors import FleetrunError, UsageError
+from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.host import addresses, checkpoints, nvml, probe
 from fleetrun.model import Facts, LaunchPlan, Request, Roster, Task
 from fleetrun.plan import brief, devices, hosts, planner, render
@@ -39,6 +39,9 @@ from fleetrun.watch.watch import Watch
 
 if TYPE_CHECKING:
     from fleetrun.session.driver import Session  # only with other hosts
+
+# Files that the launcher opens for each process, its pidfd, a port and a log; and its other ones.
+_PER_PROCESS, _OWN_FILES = 3, 40
 
 
 def launch(
@@ -71,6 +74,12 @@ def launch(
             facts = facts._replace(pid=keeper.pid)
         share = planner.share(request, facts)
         slots = planner.slots(request, facts, share)
+        needed = len(slots.slots) * _PER_PROCESS + hosts.bounds(request.nnodes)[1] + _OWN_FILES
+        if keeper is not None and (allowed := keeper.open_files[1]) < needed:
+            raise EnvironmentFault(
+                f"{len(slots.slots)} processes on this host need {needed} open files, and "
+                f"{allowed} are allowed: run `ulimit -n {needed}` first."
+            )
         attempts = Attempts(request, facts, engine, share, slots)
         if not is_real:
             return _show(attempts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import signal
 import time
 from contextlib import suppress
@@ -53,6 +54,9 @@ class Keeper:
         self.fd = fd
         # In ranks. What `nohup` and others want ignored stays so.
         self.default_signals = (REQUESTS | STOPS | _IGNORED) - ignored
+        # Of a launch with many ranks; they get back what was allowed before.
+        self.open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self.open_files[1], self.open_files[1]))
         self._is_alive = True
         self._settings = TerminalSettings()
         self._shared = shared

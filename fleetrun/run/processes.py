@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -133,12 +134,14 @@ def spawn(
     logs: Sequence[str],
     folder: Folder,
     default_signals: Collection[int],
+    open_files: tuple[int, int],
     takes_stdin: bool,
     terminal_group: int | None,
 ) -> Worker | SpawnRefusal:
     """Start SPEC with its output appended to LOGS, files of FOLDER.
 
-    It leads a session; one that reads the terminal joins TERMINAL_GROUP, the keeper's.
+    It leads a session; one that reads the terminal joins TERMINAL_GROUP, the keeper's. OPEN_FILES
+    are its limits of these.
     """
     place: dict[str, Any] = {"setsid": True}
     if terminal_group is not None:
@@ -146,6 +149,7 @@ def spawn(
         # Ctrl-\ asks the launcher for stacks; it must not end who shares the terminal.
         default_signals = set(default_signals) - {signal.SIGQUIT}
     fds: list[int] = []
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = _move_to(spec.cpus)
     try:
         fds.extend(folder.append(os.path.basename(log), SHARED) for log in logs)
@@ -156,6 +160,7 @@ def spawn(
         ]
         if not takes_stdin:
             actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
         pid = os.posix_spawnp(
             *(spec.argv[0], spec.argv, env),
             file_actions=actions,
@@ -169,6 +174,7 @@ def spawn(
             return SpawnRefusal(_NOT_RUNNABLE, why)
         return _refusal(spec, error)
     finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
         _move_to(before)
         for fd in fds:
             os.close(fd)

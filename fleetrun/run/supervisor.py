@@ -403,6 +403,7 @@ class Supervisor:
             logs=names.log_paths(plan, spec, attempt),
             folder=self._job.folder,
             default_signals=self._keeper.default_signals,
+            open_files=self._keeper.open_files,
             # In a session of its own it could not read a terminal.
             takes_stdin=takes_stdin and (has_terminal or not os.isatty(0)),
             terminal_group=group if has_terminal else None,

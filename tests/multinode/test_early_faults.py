@@ -29,6 +29,7 @@ FAULTS = {
         "No space left on device",
         3,
     ),
+    "few files": ((), "ulimit -n 28", "open files", 3),
 }
 
 

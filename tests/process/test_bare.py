@@ -33,6 +33,20 @@ def refused(job: Command, prefix: Sequence[str]) -> str:
     return done.stderr.removeprefix("fleetrun: ")
 
 
+@pytest.mark.parametrize("limit", [5, 10, 20])
+def test_too_few_open_files_are_a_sentence(tmp_path: Path, limit: int) -> None:
+    refusal = refused(Command(tmp_path, "touch started"), shell(f"ulimit -n {limit}"))
+    assert refusal.startswith("2 processes on this host need ")
+    assert f"open files, and {limit} are allowed: run `ulimit -n " in refusal
+
+
+def test_a_low_limit_of_open_files_is_raised_for_the_launcher_alone(tmp_path: Path) -> None:
+    job = Command(tmp_path, "ulimit -Sn >limit")
+    done = job.finish(job.start(shell("ulimit -Sn 20")))
+    assert done.code == 0, done.stderr
+    assert (tmp_path / "limit").read_text() == "20\n"
+
+
 def can(*command: str) -> bool:
     return (
         shutil.which(command[0]) is not None
