@@ -9,7 +9,7 @@ import ports
 from fleetrun.run.loop import Loop
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import RendezvousEndpoint, Session, SessionHandler
-from fleetrun.session.messages import JoinRequest, RosterMessage, Verdict
+from fleetrun.session.messages import READY, RosterMessage, Verdict
 
 if TYPE_CHECKING:
     from fleetrun.run.events import Failure
@@ -34,7 +34,7 @@ class Rank(SessionHandler):
         """Keep the roster."""
         self.rosters.append(roster)
         if self._session is not None:
-            self._session.planned(None)
+            self._session.report(READY)
 
     def run(self) -> None:
         """Start."""
@@ -77,8 +77,8 @@ class Launchers:
         **endpoint: Any,
     ) -> Launched:
         """Start a launcher at an ENDPOINT; its host's name has the number of its own name."""
-        addresses = (HERE,) if serves else ()
-        usual = RendezvousEndpoint(config, HERE, self.port, "default", addresses=addresses)
+        address = HERE if serves else ""
+        usual = RendezvousEndpoint(config, HERE, self.port, "default", address=address)
         remarks: list[str] = []
         host = name.replace("launcher", "node")
         session = Session(usual._replace(**endpoint), name, host=host, log=remarks.append)
@@ -86,13 +86,6 @@ class Launchers:
         session.open(self.loop)
         self.launched.append(Launched(session, handler, remarks))
         return self.launched[-1]
-
-    def take_part(self, name: str, **start: Any) -> Launched:
-        """Start a launcher, and let it join."""
-        request = JoinRequest("", name, len(self.launched), (7000,), ((),))
-        launched = self.start(name, may_be_second=True, **start)
-        launched.session.join(request)
-        return launched
 
     def close(self) -> None:
         """End all that were started."""

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from fleetrun.run.events import Failure
 from fleetrun.session.connecting import PortTaken
-from fleetrun.session.driver import RendezvousEndpoint, Session, SessionHandler, Transport
-from fleetrun.session.elected import ElectedSession
-from fleetrun.session.etcd import StoreAnswer
+from fleetrun.session.driver import RendezvousEndpoint, Session, SessionHandler
+from fleetrun.session.election import Election
+from fleetrun.session.etcd import KeyAnswer
 from fleetrun.session.messages import (
+    DONE,
+    READY,
     UNMET,
     Acknowledged,
     Heartbeat,
@@ -211,20 +213,16 @@ class Listens:
 
     port = _PORT
 
-    def __init__(self, host: Host, *_: Any, opened: Callable[[End], None], **_others: Any) -> None:
-        self._host, self.opened = host, opened
+    opened: Callable[[End], None] | None = None
 
-    def prepare(self) -> None:
-        """Bind the port."""
-        if self._host.listens is not None:
+    def __init__(self, host: Host, *_: Any, **_others: Any) -> None:
+        if host.listens is not None:
             raise PortTaken("the port is taken")
-        self._host.listens = self
+        self._host, host.listens = host, self
 
-    is_open = False
-
-    def open(self) -> None:
+    def open(self, opened: Callable[[End], None]) -> None:
         """Accept callers."""
-        self.is_open = True
+        self.opened = opened
 
     def close(self) -> None:
         """Free the port."""
@@ -264,7 +262,7 @@ class Dials:
         other = next((h for h in world.hosts if h.address == self._where and not h.is_dead), None)
         if other is not None and world.passes_at(host, other) <= world.now:
             listens = other.listens
-            if listens is not None and listens.is_open:
+            if listens is not None and listens.opened is not None:
                 self.is_begun = False
                 here, there = End(world, host, other), End(world, other, host)
                 here.peer, there.peer = there, here
@@ -291,21 +289,20 @@ class Key:
     def _is_live(self, lease: int) -> bool:
         return self.ends_at(lease) > self._world.now
 
-    def _put(self, value: str, ttl_s: float) -> int:
-        self._lease = next(self._numbers)
-        self._until[self._lease] = self._world.now + ttl_s
-        self._value, self._revision = value, self._revision + 1
-        return self._lease
-
     def look(self) -> tuple[str, int, str]:
         """Return the value, its revision, and the address of who asks."""
         if not self._is_live(self._lease):
             return "", 0, ""
         return self._value, self._revision, ""
 
-    def campaign(self, value: str, ttl_s: float, revision: int) -> int | None:
+    def campaign(self, value: str, ttl_s: float, revision: int) -> tuple[int, int] | None:
         """Put the value if the key still has this revision."""
-        return self._put(value, ttl_s) if self.look()[1] == revision else None
+        if self.look()[1] != revision:
+            return None
+        self._lease = next(self._numbers)
+        self._until[self._lease] = self._world.now + ttl_s
+        self._value, self._revision = value, self._revision + 1
+        return self._lease, self._revision
 
     def renew(self, lease: int, ttl_s: float) -> bool:
         """Renew the lease if it is still there."""
@@ -318,23 +315,14 @@ class Key:
         """End the lease."""
         self._until.pop(lease, None)
 
-    def bury(self, lease: int, value: str, ttl_s: float) -> bool:
-        """Replace the value of the key with this lease."""
-        if lease != self._lease or not self._is_live(lease):
-            return False
-        self._put(value, ttl_s)
-        return True
-
 
 class Asks:
     """A launcher's way to the key: requests take time, and fail while the store is out of reach."""
 
-    is_busy = False
-
     def __init__(self, host: Host, *_: Any) -> None:
         self._host = host
 
-    def ask(self, done: Callable[[StoreAnswer], None], method: str, *values: Any) -> None:
+    def ask(self, done: Callable[[KeyAnswer], None], method: str, *values: Any) -> None:
         """Call METHOD of the key, then DONE with its answer."""
         host, world = self._host, self._host.world
         asked_at = world.now
@@ -343,14 +331,18 @@ class Asks:
 
         def arrive() -> None:
             if world.passes_at(host, "") > world.now:
-                answer = StoreAnswer(asked_at, None, "no answer")
+                answer = KeyAnswer(asked_at, None, "no answer")
             else:
                 value = getattr(world.store, method)(*values)
-                answer = StoreAnswer(asked_at, value)
+                answer = KeyAnswer(asked_at, value)
             key = ("answer", id(answer))
             host.waits.timer(key, world.now + world.delay(), lambda: done(answer))
 
         world.at(world.now + world.delay(), arrive)
+
+    def is_busy(self) -> bool:
+        """Whether the launcher waits for answers before it ends."""
+        return False
 
     def close(self) -> None:
         """Ask no more."""
@@ -392,19 +384,22 @@ class Host(SessionHandler):
             _PORT,
             "default",
             "token",
-            addresses=(self.address,) if leader is None or config.has_store else (),
+            address=self.address if leader is None or config.has_store else "",
         )
         launcher = f"launcher-{number}-{len(world.hosts)}"
-        now: Callable[[], float] = lambda: world.now  # noqa: E731 - a clock
+        key: Any = partial(Asks, self)
+        elect = partial(Election, members=(("etcd", 1),), make_key=key)
         dialer: Any = partial(Dials, self)
         listener: Any = partial(Listens, self)
-        transport = Transport(dialer, listener, now)
-        store: Any = partial(Asks, self)
-        more: dict[str, Any] = {"host": self.name, "log": self.trace, "transport": transport}
-        self.session = (
-            ElectedSession(endpoint, launcher, members=(("etcd", 1),), store=store, **more)
-            if config.has_store
-            else Session(endpoint, launcher, **more)
+        self.session = Session(
+            endpoint,
+            launcher,
+            host=self.name,
+            log=self.trace,
+            elect=elect if config.has_store else None,
+            dialer=dialer,
+            listener=listener,
+            now=lambda: world.now,
         )
         self.session.handler = self
         world.hosts.append(self)
@@ -422,14 +417,13 @@ class Host(SessionHandler):
     @property
     def keeps_expired_lease(self) -> bool:
         """Whether it coordinates, needs a lease, and believes in more than it has."""
-        session = self.session
-        if not isinstance(session, ElectedSession) or not session.serves or not session._is_needed:
+        election = self.session._election
+        if not isinstance(election, Election) or not self.session.serves:
             return False
-        until = session._until
-        if until is None:
+        if election.until is None or not election.is_needed:
             return False
-        ends_at = self.world.store.ends_at(session._lease)
-        return until < self.world.now - _MOMENT_S or (until > ends_at > 0.0)
+        ends_at = self.world.store.ends_at(election.lease)
+        return election.until < self.world.now - _MOMENT_S or (election.until > ends_at > 0.0)
 
     def trace(self, what: str) -> None:
         """Keep WHAT for the message about a broken promise."""
@@ -470,7 +464,7 @@ class Host(SessionHandler):
         if self.phase != PREPARING:
             return
         self.world.ready[roster.session, roster.generation].add(self.session.launcher)
-        self.session.planned(None)
+        self.session.report(READY)
         if self.stands_still_when_ready:
             # So that the start comes too late.
             self.stands_still_when_ready = False
@@ -505,7 +499,7 @@ class Host(SessionHandler):
             self._stop()
         else:
             self.trains = None
-            self.session.done()
+            self.session.report(DONE)
 
     def _stop(self) -> None:
         self.phase = STOPPING
@@ -577,17 +571,17 @@ class Host(SessionHandler):
             return
         self.trace("is killed")
         self.is_dead = self.is_over = True
-        server, connection = self.session._server, self.session._connection
-        ends = [] if server is None else server._connections
-        for end in (*ends, *((connection,) if connection is not None else ())):
+        server, connection = self.session.server, self.session._connection
+        for end in (*(() if server is None else server.links.values()), connection):
             # The kernel closes them.
-            end.finish()
+            if isinstance(end, End):
+                end.finish()
         self.listens = None
 
     def stand_still(self, seconds: float) -> None:
         """Stop the launcher, as by SIGSTOP; its guard goes on."""
         self.trace(f"stands still for {seconds:.1f} s")
-        self.stopped_until = self.world.now + seconds
+        self.stopped_until = max(self.stopped_until, self.world.now + seconds)
 
 
 def _ignore(_: object) -> None:

@@ -118,9 +118,8 @@ class LocalHost:
             port,
             request.job_id,
             token,
-            addresses=(host if is_address else EVERYWHERE,) if is_ours else (),
+            address=(host if is_address else EVERYWHERE) if is_ours else "",
             names=names,
-            may_be_second=point is not None and not has_store,
             allowed=allowed,
         )
 

@@ -14,7 +14,7 @@ from fleetrun.run.gathering import Answer, Gathering
 from fleetrun.run.loop import Waiting, nothing
 from fleetrun.session.driver import Session, SessionHandler
 from fleetrun.session.local_host import LocalHost
-from fleetrun.session.messages import RosterMessage, Verdict
+from fleetrun.session.messages import READY, RosterMessage, Verdict
 from fleetrun.text import sentence
 
 # The coordinator reports first, as it knows which hosts are missing.
@@ -61,7 +61,7 @@ class Rendezvous(Gathering, SessionHandler):
         """Join the generation."""
         self._attempt, self._waiting, self._answer = attempt, waiting, answer
         self._fault, self._is_over = None, False
-        self._session.attend(self)
+        self._session.handler = self
         if not attempt:
             self._session.open(waiting)
         self._join_next()
@@ -90,7 +90,7 @@ class Rendezvous(Gathering, SessionHandler):
         self._waiting.timer("unanswered", self._until + _LATER_S, self._unanswered)
 
     def _unanswered(self) -> None:
-        verb = "come" if self._session.is_connected else "answer"
+        verb = "come" if self._session.link is not None else "answer"
         waited_s = self._session.config.rdzv_timeout_s
         what = f"{self._session.missing()} did not {verb} within {waited_s:g} s."
         self._refuse(self._fault or RendezvousError(sentence(what)))
@@ -130,9 +130,9 @@ class Rendezvous(Gathering, SessionHandler):
             # An elastic job goes on without this host, which ends when the others have stopped.
             is_departure = self.may_change and not self._session.serves
             no_retry = "" if is_departure else failure.what
-            self._session.planned(failure._replace(is_departure=is_departure, no_retry=no_retry))
+            self._session.stopped(failure._replace(is_departure=is_departure, no_retry=no_retry))
         else:
-            self._session.planned(None)
+            self._session.report(READY)
 
     def run(self) -> None:
         """Answer with the plan: all hosts are ready."""
@@ -242,17 +242,8 @@ def join(
     if not endpoint.config.has_store:
         session = Session(endpoint, own.launcher, host=name, log=log)
         return session, Rendezvous(session, own, redact=redact, log=log)
-    from fleetrun.session.elected import ElectedSession  # only with etcd
+    from fleetrun.session.election import Election  # only with etcd
 
-    is_far = not all(hosts.is_loopback(point.host) for point in stores)
-    addresses = [at.ip for at in own.facts.addresses if hosts.is_address(at.ip)]
-    others = [ip for ip in addresses if not hosts.is_loopback(ip)]
-    session = ElectedSession(
-        endpoint,
-        own.launcher,
-        host=name,
-        log=log,
-        members=[(point.host, point.port) for point in stores],
-        own_address=others[0] if is_far and others else "",
-    )
+    elect = partial(Election, members=[(point.host, point.port) for point in stores])
+    session = Session(endpoint, own.launcher, host=name, log=log, elect=elect)
     return session, Rendezvous(session, own, redact=redact, log=log)

@@ -7,7 +7,6 @@ host that finds the first host's file in its own folder shares that folder.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -22,7 +21,6 @@ class LogFolder:
 
     def __init__(self, path: str, launcher: str) -> None:
         self._path, self._launcher = path, launcher
-        self._has_made_folder = False
         # The first host when the job began, and the folders of the hosts that share its own, by
         # launcher; the first host knows all, and any other one its own.
         self._first: JoinRequest | None = None
@@ -34,24 +32,18 @@ class LogFolder:
     def announce(self) -> None:
         """Create our file for the others to find; if that fails, the folder counts as our own."""
         with suppress(OSError):
-            # A host that shares the folder may make it at the same time.
-            with suppress(FileExistsError):
-                os.makedirs(self._path)
-                self._has_made_folder = True
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            os.close(os.open(self._marker(self._launcher), flags, SHARED))
+            os.makedirs(self._path, exist_ok=True)
+            os.close(os.open(self._marker(self._launcher), os.O_CREAT | os.O_EXCL, SHARED))
 
     def look(self, entries: Sequence[JoinRequest], generation: int) -> SharedLogs | None:
         """Return which of the hosts ENTRIES, in rank order, share the first's folder with us.
 
         None: we share no folder. The first result holds for the whole job, as files stay where
-        they are.
+        they are; the first host looks for others that come later.
         """
         is_new, first = self._first is None, self._first or entries[0]
-        self._first = first
-        is_first = first.launcher == self._launcher
+        self._first, is_first = first, first.launcher == self._launcher
         for node_rank, entry in enumerate(entries):
-            # The first host looks for all others, also later ones; each of those once for its own.
             is_due = is_first or (is_new and entry.launcher == self._launcher)
             is_other = entry.launcher not in (first.launcher, *self._folders)
             if is_due and is_other and self._has(entry.launcher if is_first else first.launcher):
@@ -68,13 +60,10 @@ class LogFolder:
         )
 
     def _has(self, launcher: str) -> bool:
-        """Whether LAUNCHER has put its file here as our user: on NFS, that of our own file."""
+        # Another user could not write into the same run directory. On NFS, that of our own file.
         with suppress(OSError):
-            own, other = (
-                os.stat(self._marker(name), follow_symlinks=False)
-                for name in (self._launcher, launcher)
-            )
-            return own.st_uid == other.st_uid and stat.S_ISREG(other.st_mode)
+            own, other = (os.lstat(self._marker(name)) for name in (self._launcher, launcher))
+            return own.st_uid == other.st_uid
         return False
 
     def settle(self, *, has_begun: bool) -> None:
@@ -83,9 +72,8 @@ class LogFolder:
         If the job has not begun, leave no trace.
         """
         is_first = self._first is not None and self._first.launcher == self._launcher
-        if not (has_begun and is_first and self._folders):
-            with suppress(OSError):
+        with suppress(OSError):
+            if not (has_begun and is_first and self._folders):
                 os.unlink(self._marker(self._launcher))
-        if not has_begun and self._has_made_folder:
-            with suppress(OSError):
+            if not has_begun:
                 os.rmdir(self._path)

@@ -27,7 +27,7 @@ from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.policy import FORWARDED, KILL, SESSION, TERM
 from fleetrun.session.driver import Session, SessionHandler
-from fleetrun.session.messages import Verdict
+from fleetrun.session.messages import DONE, Verdict
 from fleetrun.text import counted
 
 # How many characters of a rank's last lines, and of a sentence, other hosts are told.
@@ -63,7 +63,7 @@ class JobSession(Source, SessionHandler):
         """Continue the session that the gathering has begun."""
         super().open(waiting)
         self._session.move(waiting)
-        self._session.attend(self)
+        self._session.handler = self
         self._look()
 
     def on_event(self, happening: Happening) -> None:
@@ -72,7 +72,7 @@ class JobSession(Source, SessionHandler):
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._attempt = attempt
                 self._take(plan)
-                self._session.attend(self)
+                self._session.handler = self
                 if self._session.config.may_change:
                     hosts = counted(len(plan.nodes), "host")
                     self._log(f"The job goes on with {hosts}; this is host {plan.node_rank}.")
@@ -96,7 +96,7 @@ class JobSession(Source, SessionHandler):
 
     def _look(self) -> None:
         if not self._owed:
-            self._session.done()
+            self._session.report(DONE)
 
     def is_busy(self) -> bool:
         """Whether the last messages are not delivered yet, for a short time."""

@@ -293,9 +293,8 @@ def test_what_no_host_says_reaches_nobody(job: Job, field: str, value: object) -
 def test_who_pretends_to_be_the_coordinator_needs_the_token(job: Job) -> None:
     wire = Wire(job_key("default"), CODEC, job.loop)
     opened: list[Connection] = []
-    with closing(Listener((HERE,), job.port, wire, opened=opened.append)) as false:
-        false.prepare()
-        false.open()
+    with closing(Listener(HERE, job.port, wire, refused=print)) as false:
+        false.open(opened.append)
         session, handler, _ = job.launch(1, token=TOKEN)
         job.join(0)
         turn_until(job.loop, lambda: "token" in session.missing())

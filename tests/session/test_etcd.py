@@ -10,7 +10,8 @@ import etcds
 import ports
 import pytest
 
-from fleetrun.session.etcd import Client, EtcdError
+from fleetrun.run.loop import Loop
+from fleetrun.session.etcd import JobKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,44 +31,49 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, in
 
 
 @pytest.fixture
-def client() -> Callable[..., Client]:
+def client() -> Callable[..., JobKey]:
     """Return a factory of clients of some members."""
-    return lambda *members, name="job": Client(members, name, TIMEOUT_S)
+    return lambda *members, name="job": JobKey(members, name, TIMEOUT_S, Loop())
 
 
 def test_one_of_two_becomes_the_coordinator_and_only_it_writes(
-    endpoint: tuple[str, int], client: Callable[..., Client]
+    endpoint: tuple[str, int], client: Callable[..., JobKey]
 ) -> None:
     nobody = ("127.0.0.1", ports.free(1)[0])
     first, second = (client(*m, name="one/job") for m in ((nobody, endpoint), (endpoint,)))
     assert first.look() == ("", 0, "127.0.0.1")
-    lease = first.campaign("first", 60, 0)
-    assert lease is not None
+    held = first.campaign("first", 60, 0)
+    assert held is not None
+    lease, made = held
     assert second.campaign("second", 60, 0) is None
     assert first.renew(lease)
     value, revision, _ = second.look()
     assert (value, client(endpoint, name="one").look()[0]) == ("first", "")
 
+    assert revision == made
+
     # How the job ended stays, and the next job takes the place of that.
-    assert first.bury(lease, "over", 60)
+    assert first.campaign("over", 60, made)
+    first.revoke(lease)
     assert not first.renew(lease)
-    assert not first.bury(lease, "late", 60)
-    assert second.look()[0] == "over"
-    assert second.campaign("second", 60, revision) is None
-    lease = second.campaign("second", 60, second.look()[1])
-    assert lease is not None
+    value, revision, _ = second.look()
+    assert value == "over"
+    assert second.campaign("second", 60, made) is None
+    held = second.campaign("second", 60, revision)
+    assert held is not None
+    lease, _ = held
     second.revoke(lease)
     assert second.look()[:2] == ("", 0)
 
 
-def test_who_is_not_there_or_no_etcd_is_named(client: Callable[..., Client]) -> None:
+def test_who_is_not_there_or_no_etcd_is_named(client: Callable[..., JobKey]) -> None:
     port = ports.free(1)[0]
-    with pytest.raises(EtcdError, match=rf"^127.0.0.1:{port}: connection refused$"):
+    with pytest.raises(OSError, match=rf"^127.0.0.1:{port}: connection refused$"):
         client(("127.0.0.1", port)).look()
     with socket.create_server(("127.0.0.1", 0)) as server:
         caller = threading.Thread(target=_greet, args=(server,))
         caller.start()
-        with pytest.raises(EtcdError, match=r"SSH-2\.0"):
+        with pytest.raises(OSError, match=r"SSH-2\.0"):
             client(server.getsockname()).look()
         caller.join()
 

@@ -29,20 +29,21 @@ class RecordedSession:
     def __init__(self, config: RendezvousConfig = RendezvousConfig(2, 2)) -> None:  # noqa: B008 - a NamedTuple
         self.config = config
         self.failures: list[Failure | None] = []
-        self.planned = self.quit = self.failures.append
+        self.stopped = self.quit = self.failures.append
         self.remarks: list[str] = []
         self.shown = self.remarks.append
         self.launcher = "this one"
-        self.serves = self.is_connected = self.has_told_all = False
+        self.serves = self.has_told_all = False
+        self.link = None
 
     def open(self, waiting: object) -> None:
         """Open nothing."""
 
-    def attend(self, handler: object) -> None:
-        """Decide nothing."""
-
     def join(self, _request: JoinRequest, _fault: Failure | None = None) -> None:
         """Take note of nothing."""
+
+    def report(self, stage: str) -> None:
+        """Report nothing."""
 
     def flush(self) -> None:
         """Write nothing."""

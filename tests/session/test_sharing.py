@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from fleetrun.rundir import names
 from fleetrun.session.messages import JoinRequest
 from fleetrun.session.sharing import LogFolder
 
@@ -65,14 +63,3 @@ def test_a_job_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None:
     (folder,) = folders(tmp_path / "deep" / "log")
     folder.settle(has_begun=False)
     assert not (tmp_path / "deep" / "log").exists()
-
-
-def test_what_a_first_host_puts_there_is_no_link_nor_pipe(tmp_path: Path) -> None:
-    (tmp_path / "victim").write_text("")
-    marker = tmp_path / names.marker(LAUNCHERS[0])
-    marker.symlink_to(tmp_path / "victim")
-    _, second = folders(tmp_path, tmp_path)
-    assert second.look(entries(0, 1), 0) is None
-    marker.unlink()
-    os.mkfifo(marker)
-    assert LogFolder(str(tmp_path), LAUNCHERS[1]).look(entries(0, 1), 0) is None
