@@ -125,16 +125,13 @@ def test_a_name_that_paddle_has_taken_is_noticed_and_given_back(installed: Insta
     ours = command.read_text()
     command.write_text(f"#!{installed.python}\nfrom paddle.distributed.launch.main import launch\n")
     hint = f"cp {command}x {command}"
-    assert f"get the name back: {hint}\n" in installed.run("fleetrunx", "true").stderr
     doctor = [str(installed.python), "-m", "fleetrun", "doctor"]
     variables = {"PATH": str(command.parent), "PYTHONPATH": REQUIREMENTS}
     examined = subprocess.run(doctor, env=variables, capture_output=True, text=True, check=False)
     assert examined.stdout.count(hint) == 1
     subprocess.run(hint.split(), check=True)
     assert command.read_text() == ours
-    assert "name back" not in installed.run("fleetrunx", "true").stderr
     # `pip uninstall paddlepaddle` deletes it.
     command.unlink()
-    assert f"get the name back: {hint}\n" in installed.run("fleetrunx", "true").stderr
     examined = subprocess.run(doctor, env=variables, capture_output=True, text=True, check=False)
     assert examined.stdout.count(hint) == 1

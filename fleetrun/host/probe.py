@@ -19,7 +19,6 @@ from fleetrun.host import (
 from fleetrun.host.nvml import Library
 from fleetrun.model import Facts, Request
 from fleetrun.plan import communication, hosts, modes
-from fleetrun.rundir import installed
 from fleetrun.rundir.variables import ASSUME_DEVICES, PYTHON
 from fleetrun.text import visible
 
@@ -95,10 +94,6 @@ def reach(request: Request, environ: Mapping[str, str], names: Sequence[str] = (
 
 def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
     """Return what this process knows of itself."""
-    taken = None
-    # A user who typed `fleetrun` and got here has the command.
-    if os.path.basename(sys.argv[0]) != "fleetrun":
-        taken = installed.taken_command(sys.prefix)
     return Facts(
         environ=environ,
         cwd=cwd,
@@ -108,7 +103,6 @@ def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
         started_utc=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
         cpus=len(os.sched_getaffinity(0)),
         device_counts={},
-        notes=() if taken is None else (taken,),
     )
 
 

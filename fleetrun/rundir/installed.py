@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from shlex import quote
 from typing import NamedTuple
 
-from fleetrun.rundir import reading
-
 # The scripts that pip writes hold the module they call; both launchers have theirs.
 OURS, PADDLES = b"fleetrun.__main__", b"paddle.distributed"
 
@@ -37,22 +35,6 @@ def paddles(path: Iterable[str]) -> Iterator[Package]:
     """Yield the packages in the folders of PATH that contain a Paddle."""
     names = packages(path, "paddlepaddle")
     return (package for package in names if f"{package.name}-".startswith("paddlepaddle-"))
-
-
-def taken_command(prefix: str) -> str | None:
-    """Return a line about the `fleetrun` of the environment PREFIX if it is Paddle's, or missing.
-
-    The package that was installed last owns that name, and `pip uninstall` of Paddle deletes it.
-    `fleetrunx` is the same script under a name that no Paddle brings.
-    """
-    command = os.path.join(prefix, "bin", "fleetrun")
-    is_paddles = PADDLES in (reading.content(command, 4096) or b"")
-    if not os.path.exists(f"{command}x") or not (is_paddles or is_lost(prefix)):
-        return None
-    fault = (
-        "is Paddle's launcher now" if is_paddles else "is missing, as after an uninstalled Paddle"
-    )
-    return f"{command} {fault}. To get the name back: {mend(prefix)}"
 
 
 def is_lost(prefix: str) -> bool:
