@@ -189,18 +189,15 @@ def _join(state: State, event: Heard, join: messages.Join) -> State:
         if state.phase != FORMING or (state.config.may_change and not host.is_local):
             return _refuse(state, link, host, failure.what)
         return _end(state.with_host(link, host), host.launcher, failure)
-    if known is None:
-        for other_link, other in state.hosts.items():
-            if other.launcher == host.launcher:
-                # It calls again before anything runs.
-                state = state.without_host(other_link).send(None, other_link)
-        state = state.with_host(link, host)
-        state = state.send(_news(state), link)
-    else:
-        state = state.with_host(
-            link, known._replace(request=join.request, is_joined=True, heard_at=event.at)
-        )
-    return _acknowledge(state, event, 0)
+    if known is not None:
+        host = known._replace(request=join.request, is_joined=True, heard_at=event.at)
+        return _acknowledge(state.with_host(link, host), event, 0)
+    for other_link, other in state.hosts.items():
+        if other.launcher == host.launcher:
+            # It calls again before anything runs.
+            state = state.without_host(other_link).send(None, other_link)
+    state = state.with_host(link, host)
+    return _acknowledge(state.send(_news(state), link), event, 0)
 
 
 def _resume(state: State, last: messages.LastRun) -> State:
@@ -221,10 +218,7 @@ def _refusal(state: State, host: Host, join: messages.Join) -> str:
     if last is not None and last.session != state.session:
         return "it belongs to another job of this name, whose coordinator was lost"
     if state.has_begun and not (state.knows_callers or last is not None or host.is_local):
-        return (
-            f"the job has begun, and without {TOKEN} no other host can join it: set the same on "
-            "every host"
-        )
+        return f"the job has begun, and without {TOKEN} no other host can join it"
     if state.phase == ENDED:
         return ""
     others = [other for other in state.hosts.values() if other.launcher != host.launcher]
@@ -243,11 +237,10 @@ def _misfit(state: State, host: Host) -> str:
     for other in state.hosts.values():
         if rank is not None and other.request.rank == rank and other.launcher != host.launcher:
             return f"{other.name}, pid {other.request.pid}, has rank {rank}, too"
-        is_given = other.request.host or host.request.host
-        is_elsewhere = other.request.hostname != host.request.hostname
-        if is_given and is_elsewhere and other.entry.host == host.entry.host:
-            where = f"{other.request.hostname} has the address {other.entry.host}, too"
-            return f"{where}: give each host its own --host, or none"
+        hostname, address = other.request.hostname, other.entry.host
+        is_elsewhere = hostname != host.request.hostname and host.request.host != ""
+        if is_elsewhere and address == host.entry.host:
+            return f"{hostname} has the address {address}, too: give each host its own --host"
     return "" if local is None else rank_assignment.difference(local, host)
 
 

@@ -23,7 +23,6 @@ from fleetrun.session.messages import JoinRequest, RosterMessage, Settings, is_n
 from fleetrun.session.sharing import LogFolder
 
 _UNPROTECTED = f"{TOKEN} is not set: anyone could join before the start, and nobody can afterwards."
-_NAME_BYTES = 8
 
 
 class LocalHost:
@@ -45,7 +44,7 @@ class LocalHost:
         assign: Callable[[int], Roster],
         plan: Callable[[Roster], LaunchPlan],
     ) -> None:
-        self.launcher = os.urandom(_NAME_BYTES).hex()
+        self.launcher = os.urandom(8).hex()
         self.request, self.facts, self.engine, self.slots = request, facts, engine, slots
         self._assign, self._plan = assign, plan
         self._logs = LogFolder(os.path.join(facts.cwd, request.log_dir), self.launcher)
@@ -93,7 +92,9 @@ class LocalHost:
             # Without a number, as from a cluster's engine, all listed hosts must come.
             least, most = (least if least < most else len(names)), len(names)
             host, is_ours = names[0], self.place == 0
-            allowed = None if token else _addresses_of(names, facts)
+            known = [facts.resolved.get(n, ()) if not hosts.is_address(n) else (n,) for n in names]
+            if not token and all(known) and not any(map(hosts.is_loopback, names)):
+                allowed = frozenset(address for addresses in known for address in addresses)
         elif has_store:
             host = request.host or ("" if facts.network is None else facts.network.ip)
             is_ours = bool(host)
@@ -190,14 +191,3 @@ def _settings(request: Request, facts: Facts, slots: Slots, engine: Engine) -> S
         places = (f"{slot.role} {slot.host or ''}:{slot.port or ''}" for slot in slots.slots)
         settings["the list of processes"] = ", ".join(place.strip(" :") for place in places)
     return tuple(settings.items())
-
-
-def _addresses_of(names: tuple[str, ...], facts: Facts) -> frozenset[str] | None:
-    """Return the addresses from which the hosts NAMES call; None if some are unknown."""
-    addresses: set[str] = set()
-    for name in names:
-        known = (name,) if hosts.is_address(name) else facts.resolved.get(name, ())
-        if hosts.is_loopback(name) or (not known and not hosts.is_own(name, facts)):
-            return None
-        addresses.update(known)
-    return frozenset(addresses)

@@ -114,9 +114,7 @@ def missing(config: RendezvousConfig, hosts: Sequence[Host], names: Sequence[str
     joined = f" ({here} {'are' if len(hosts) > 1 else 'is'} here)" if here else ""
     if len(hosts) < config.least:
         return f"{counted(config.least - len(hosts), 'host')} of {config.least}{joined}"
-    if len(hosts) < config.most:
-        return f"up to {counted(config.most - len(hosts), 'more host')}{joined}"
-    return f"the ranks of lost hosts, which may still run{joined}"
+    return f"more hosts, or the ranks of lost ones, which may still run{joined}"
 
 
 def difference(local: Host, host: Host) -> str:

@@ -17,8 +17,6 @@ from fleetrun.session.local_host import LocalHost
 from fleetrun.session.messages import READY, RosterMessage, Verdict
 from fleetrun.text import sentence
 
-# The coordinator reports first, as it knows which hosts are missing.
-_LATER_S = 0.5
 # How long a host that cannot take part waits to tell the others, which may start seconds later; one
 # that no host waits for, a moment.
 _REPORT_S, _STRANGER_S, _LOOK_S = 10.0, 1.0, 0.05
@@ -69,11 +67,9 @@ class Rendezvous(Gathering, SessionHandler):
     def _join_next(self) -> None:
         """Join a generation."""
         config = self._session.config
-        seconds = config.rdzv_timeout_s
-        if self._attempt and config.may_change:
-            # The coordinator waits for others; a lost one's lease has to end first.
-            seconds += config.elastic_timeout_s + 3 * config.heartbeat_timeout_s
-        self._wait(seconds)
+        # The lease of a lost coordinator has to end first.
+        lease_s = 3 * config.heartbeat_timeout_s if self._attempt else 0.0
+        self._wait(config.rdzv_timeout_s + lease_s)
         try:
             offer = self._own.offer(self._attempt)
         except FleetrunError as error:
@@ -85,15 +81,17 @@ class Rendezvous(Gathering, SessionHandler):
             self._session.join(offer)
 
     def _wait(self, seconds: float) -> None:
-        """Give up after SECONDS, and a moment."""
+        """Give up after SECONDS if no coordinator says how long to wait."""
         self._until = time.monotonic() + seconds
-        self._waiting.timer("unanswered", self._until + _LATER_S, self._unanswered)
+        self._waiting.timer("unanswered", self._until, self._unanswered)
 
     def _unanswered(self) -> None:
-        verb = "come" if self._session.link is not None else "answer"
         waited_s = self._session.config.rdzv_timeout_s
-        what = f"{self._session.missing()} did not {verb} within {waited_s:g} s."
-        self._refuse(self._fault or RendezvousError(sentence(what)))
+        if self._session.link is not None:
+            self._wait(waited_s)
+        else:
+            what = f"{self._session.missing()} did not answer within {waited_s:g} s."
+            self._refuse(self._fault or RendezvousError(sentence(what)))
 
     def progress(self) -> str:
         """Return a line about who is awaited, and for how long."""
@@ -104,11 +102,6 @@ class Rendezvous(Gathering, SessionHandler):
 
     # For the session ------------------------------------------------------------------------------
 
-    def obey(self) -> None:
-        """Wait as long as the coordinator does."""
-        if self._until is not None and not self._attempt and not self._is_telling:
-            self._wait(self._session.config.rdzv_timeout_s)
-
     def stand_by(self) -> None:
         """Wait while the job runs."""
         self._until = None
@@ -117,7 +110,6 @@ class Rendezvous(Gathering, SessionHandler):
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan for ROSTER, and report whether that is possible."""
-        self._waiting.timer("unanswered", None, nothing)
         try:
             if self._fault is not None:
                 raise self._fault
@@ -145,17 +137,15 @@ class Rendezvous(Gathering, SessionHandler):
         if self._is_telling and self._session.serves:
             # The others have yet to come.
             return
-        failure, error = verdict.failure, self._fault
+        error = self._fault
         if not verdict.is_final and error is None and not self._is_over:
             # A host was lost before anything ran, so this attempt goes on.
-            if failure is not None:
-                self._session.shown(f"{failure.host} stays out: {failure.what}")
             self.withdraw()
             self._join_next()
             return
         is_ours = verdict.launcher in ("", self._session.launcher)
         if error is None or (verdict.is_final and not is_ours):
-            error = self._error_of(failure)
+            error = self._error_of(verdict.failure)
         # The coordinator stays for a host that starts a moment later and would find nobody.
         early = (2, EnvironmentFault.exit_code, _INTERRUPTED)
         if self._session.serves and not self._attempt and error.exit_code in early:
@@ -165,15 +155,14 @@ class Rendezvous(Gathering, SessionHandler):
 
     def _error_of(self, failure: Failure | None) -> RendezvousError:
         """Return the error for a job that has ended with FAILURE before it ran here."""
-        where = f" (on {failure.host})" if failure and failure.host else ""
-        error = RendezvousError(
-            sentence(f"{failure.what}{where}." if failure else "The job is done.")
-        )
-        if failure is not None:
+        if failure is None:
+            error = RendezvousError("The job is done.")
+            # Either the job did not need this host, or this came too late.
+            error.exit_code = 0 if self._until is None else error.exit_code
+        else:
+            where = f" (on {failure.host})" if failure.host else ""
+            error = RendezvousError(sentence(f"{failure.what}{where}."))
             error.exit_code = failure.exit_code
-        elif self._until is None:
-            # The job did not need this host; otherwise it came too late.
-            error.exit_code = 0
         return error
 
     # The end --------------------------------------------------------------------------------------
