@@ -66,10 +66,9 @@ class JoinRequest(NamedTuple):
 
     def check(self) -> None:
         """Raise ValueError if no launcher can have sent it."""
-        if len(self.ports) != len(self.groups):
-            raise ValueError(f"{len(self.groups)} groups of devices, and {len(self.ports)} ports")
-        if not all(_KIND.fullmatch(device.kind) for group in self.groups for device in group):
-            raise ValueError("an invalid kind of devices")
+        kinds = {device.kind for group in self.groups for device in group}
+        if len(self.ports) != len(self.groups) or not all(map(_KIND.fullmatch, kinds)):
+            raise ValueError(self)
 
     def named(self, address: str = "") -> str:
         """Return the host's name for people: as in the job's options, or `10.0.0.1 (node-1)`."""
