@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ports
 
 from fleetrun.run.loop import Loop
-from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import RendezvousEndpoint, Session, SessionHandler
-from fleetrun.session.messages import READY, RosterMessage, Verdict
+from fleetrun.session.messages import READY, RendezvousConfig, RosterMessage, Verdict
 
 if TYPE_CHECKING:
     from fleetrun.run.events import Failure

@@ -33,7 +33,7 @@ from fleetrun.session.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from fleetrun.session.config import RendezvousConfig
+    from fleetrun.session.messages import RendezvousConfig
 
 GATHERING, PREPARING, RUNNING, STOPPING, STOPPED, OVER = range(6)
 # Longer than any history may take.

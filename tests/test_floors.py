@@ -91,7 +91,6 @@ PURE = (
     "fleetrun.engines.detect",
     "fleetrun.run.events",
     "fleetrun.run.policy",
-    "fleetrun.session.config",
     "fleetrun.session.coordinator",
     "fleetrun.session.messages",
     "fleetrun.session.rank_assignment",

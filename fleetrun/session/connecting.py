@@ -248,8 +248,7 @@ class Listener:
 
     def _failed(self, caller: Connection) -> None:
         self._discard(caller)
-        # Whoever only looks whether the port is open is no stranger with another token.
-        self._refuse(caller.address, "hung up" if caller.has_looked else STRANGER)
+        self._refuse(caller.address, STRANGER)
 
     def _refuse(self, address: str, why: str) -> None:
         self._refused(f"A connection from {address} was refused: {why}")

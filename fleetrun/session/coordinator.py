@@ -20,8 +20,7 @@ from fleetrun.run.events import Failure
 from fleetrun.run.policy import decide
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import messages, rank_assignment
-from fleetrun.session.config import RendezvousConfig
-from fleetrun.session.messages import DONE, LOST, READY, STOPPED, UNMET, Missing, Verdict
+from fleetrun.session.messages import DONE, LOST, READY, STOPPED, UNMET, RendezvousConfig, Verdict
 from fleetrun.session.rank_assignment import Host
 
 FORMING, PREPARING, RUNNING = "forming", "preparing", "running"
@@ -110,7 +109,7 @@ class State(NamedTuple):
     verdict: Verdict | None = None
     remarks: tuple[str, ...] = ()
     # What hosts that wait were told last.
-    news: Missing | None = None
+    news: messages.Missing | None = None
     actions: tuple[Send, ...] = ()
 
     @property
@@ -247,7 +246,9 @@ def _misfit(state: State, host: Host) -> str:
 def _refuse(state: State, link: int, host: Host, why: str) -> State:
     """Let the job do without HOST, and tell all why."""
     state = state.remark(f"{host.name} cannot take part: {why}")
-    return state.send(messages.Refused(why), link).send(None, link)
+    failure = Failure("", f"the coordinator refused this host: {why}", UNMET)
+    verdict = Verdict(state.generation, "", failure, is_final=True)
+    return state.send(verdict, link).send(None, link)
 
 
 # What happens to hosts --------------------------------------------------------------------------
@@ -356,15 +357,15 @@ def _advance(state: State, at: float) -> State:  # noqa: PLR0911 - one for each 
             return state
 
 
-def _news(state: State) -> Missing:
+def _news(state: State) -> messages.Missing:
     """Return what hosts are told while they wait."""
     config = state.config
     if state.phase == FORMING:
         who = rank_assignment.missing(config, list(state.joined.values()), state.names)
-        return Missing(who, config, state.remarks)
+        return messages.Missing(who, config, state.remarks)
     running = rank_assignment.listed([host.name for host in state.placed.values()])
     who = f"a place in the job, which runs on {running}" if running else "a place in the job"
-    return Missing(who, config, state.remarks, stands_by=True)
+    return messages.Missing(who, config, state.remarks, stands_by=True)
 
 
 def _form(state: State, at: float) -> State:

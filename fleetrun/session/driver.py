@@ -17,13 +17,12 @@ from typing import Any, NamedTuple, Protocol
 from fleetrun.run.events import Failure
 from fleetrun.run.loop import Loop, Waiting, nothing
 from fleetrun.run.policy import decide
-from fleetrun.session import coordinator, exchange, messages
+from fleetrun.session import coordinator, messages
 from fleetrun.session.codec import Codec
-from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.connecting import Dialer, Listener, PortTaken
 from fleetrun.session.coordinator import ENDED, FORMING
 from fleetrun.session.fence import Fence
-from fleetrun.session.messages import FAILED, STOPPED, RosterMessage, Verdict
+from fleetrun.session.messages import FAILED, STOPPED, RendezvousConfig, RosterMessage, Verdict
 from fleetrun.session.serving import LocalLink, Server, SessionClock
 from fleetrun.session.wire import Connection, Wire, ignore, job_key
 
@@ -34,7 +33,7 @@ _FLUSH_S = 2.0
 # The pause between two attempts to stop ranks that are being started.
 _AGAIN_S = 0.05
 # For all messages, in both directions.
-CODEC = Codec(*(messages.FromMember | messages.FromCoordinator | exchange.FromMember).__args__)
+CODEC = Codec(*(messages.FromMember | messages.FromCoordinator | messages.Aside).__args__)
 
 
 class SessionHandler:
@@ -316,7 +315,7 @@ class Session:
             self.link.send(self._join._replace(last=self._last))
             self._fence.joined()
 
-    def to_coordinator(self, message: messages.FromMember | exchange.FromMember) -> None:
+    def to_coordinator(self, message: messages.FromMember | messages.Aside) -> None:
         """Send MESSAGE to the coordinator's launcher, which may be this one."""
         if self.link is not None:
             self.link.send(message)
@@ -374,12 +373,6 @@ class Session:
                 self._stop(failure)
             case Verdict():
                 self.judge(message)
-            case messages.Refused(why=why):
-                self._join = None
-                self._disconnect()
-                what = f"the coordinator refused this host: {why}"
-                failure = Failure(self._coordinator, what, messages.UNMET)
-                self.judge(Verdict(self._generation, "", failure, is_final=True))
             case _:
                 pass
 

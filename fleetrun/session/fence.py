@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fleetrun.run.loop import nothing
-from fleetrun.session.config import RendezvousConfig
-from fleetrun.session.messages import Acknowledged, Heartbeat
+from fleetrun.session.messages import Acknowledged, Heartbeat, RendezvousConfig
 from fleetrun.session.serving import SessionClock
 from fleetrun.session.wire import ignore
 

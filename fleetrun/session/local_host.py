@@ -16,10 +16,9 @@ from fleetrun.plan import hosts, planner
 from fleetrun.plan.command import is_python
 from fleetrun.plan.layout import Slots, session_port
 from fleetrun.rundir.variables import TOKEN
-from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.connecting import EVERYWHERE
 from fleetrun.session.driver import RendezvousEndpoint
-from fleetrun.session.messages import JoinRequest, RosterMessage, Settings, is_name
+from fleetrun.session.messages import JoinRequest, RendezvousConfig, RosterMessage, is_name
 from fleetrun.session.sharing import LogFolder
 
 _UNPROTECTED = f"{TOKEN} is not set: anyone could join before the start, and nobody can afterwards."
@@ -110,7 +109,7 @@ class LocalHost:
             spares=request.spares,
             grace_s=request.grace_s,
             hang_timeout_s=request.hang_timeout_s,
-            has_store=point is not None and has_store,
+            has_store=has_store,
         )
         is_address = hosts.is_address(host) and hosts.is_own(host, facts)
         return RendezvousEndpoint(
@@ -171,7 +170,9 @@ class LocalHost:
         )
 
 
-def _settings(request: Request, facts: Facts, slots: Slots, engine: Engine) -> Settings:
+def _settings(
+    request: Request, facts: Facts, slots: Slots, engine: Engine
+) -> tuple[tuple[str, str], ...]:
     """Return the settings that must be the same on all hosts."""
     nnodes = str(len(engine.hosts)) if engine.hosts else request.nnodes
     settings = {

@@ -9,12 +9,13 @@ import re
 from typing import Annotated, NamedTuple, TypeAlias
 
 from fleetrun.errors import RendezvousError
-from fleetrun.model import Device
+from fleetrun.model import DEFAULTS, Device
 from fleetrun.run.events import Failure
-from fleetrun.session.config import RendezvousConfig
 
 # The exit codes of a job that was ended because a launcher was lost, and of one that cannot begin.
 LOST, UNMET = 1, RendezvousError.exit_code
+# A host that is cut off has killed its ranks this long before the others stop waiting for it.
+_FENCE_S = 2.0
 # What a host reports about a generation: it has planned it and can start; all its essential ranks
 # have succeeded; it has failed here, and the ranks are being stopped; none of them runs any more.
 STAGES = (READY, DONE, FAILED, STOPPED) = ("ready", "done", "failed", "stopped")
@@ -35,8 +36,57 @@ def is_name(text: str) -> bool:
 Name: TypeAlias = Annotated[str, is_name]
 Port: TypeAlias = Annotated[int, range(1, 1 << 16).__contains__]
 Count: TypeAlias = Annotated[int, range(1 << 63).__contains__]
-# Names of settings, and their values.
-Settings: TypeAlias = tuple[tuple[str, str], ...]
+
+
+class RendezvousConfig(NamedTuple):
+    """How many hosts the job has, how often it restarts, and how long it waits.
+
+    Each launcher has its own until it learns the coordinator's, which then applies.
+    """
+
+    least: int
+    most: int
+    max_restarts: int = 0
+    rdzv_timeout_s: float = DEFAULTS["rdzv_timeout_s"]
+    heartbeat_timeout_s: float = DEFAULTS["heartbeat_timeout_s"]
+    elastic_timeout_s: float = DEFAULTS["elastic_timeout_s"]
+    # Hosts beyond `most` that stand by.
+    spares: int = 0
+    # How long ranks may take to end when asked to, and after what silence they hang; 0: never.
+    grace_s: float = DEFAULTS["grace_s"]
+    hang_timeout_s: float = 0.0
+    # Whether a store outside of the job knows its roster, so that its coordinator can be replaced.
+    has_store: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError if no launcher can have sent it."""
+        if not 1 <= self.least <= self.most or min(self) < 0:
+            raise ValueError(self)
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the job can go on without a lost host, or replace it."""
+        return self.least < self.most or self.spares > 0
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often a member sends a heartbeat."""
+        return self.heartbeat_timeout_s / 5
+
+    @property
+    def look_s(self) -> float:
+        """How often the coordinator looks for silent hosts."""
+        return self.heartbeat_timeout_s / 10
+
+    @property
+    def margin_s(self) -> float:
+        """How long before the heartbeat timeout a host that is cut off kills its ranks."""
+        return min(_FENCE_S, self.heartbeat_timeout_s / 5)
+
+    @property
+    def fence_s(self) -> float:
+        """How long after its last acknowledged heartbeat a host kills its ranks."""
+        return self.heartbeat_timeout_s - self.margin_s
 
 
 class JoinRequest(NamedTuple):
@@ -55,7 +105,7 @@ class JoinRequest(NamedTuple):
     rank: Count | None = None
     # The port where ranks rendezvous, if it is separate.
     master_port: Port | None = None
-    settings: Settings = ()
+    settings: tuple[tuple[str, str], ...] = ()
     # How often it has taken part before.
     attempt: Count = 0
     # Its newest, the newest first, each with why it is not whole; of --resume_from.
@@ -115,12 +165,6 @@ class Leave(NamedTuple):
     failure: Failure | None
 
 
-class Refused(NamedTuple):
-    """The launcher cannot take part."""
-
-    why: str
-
-
 class Missing(NamedTuple):
     """Who is waited for, with remarks: the answer to a Join before there is a roster."""
 
@@ -175,7 +219,34 @@ class Acknowledged(NamedTuple):
     left_s: Annotated[float, (0.0).__le__]
 
 
+class RankStack(NamedTuple):
+    """Where the main thread of a rank stands: functions, files and lines, the innermost first."""
+
+    process: int
+    frames: tuple[tuple[str, str, int], ...]
+
+
+class SilentHost(NamedTuple):
+    """The ranks of a host have shown no life for SECONDS; 0: they do.
+
+    The first such message has their stacks.
+    """
+
+    generation: int
+    seconds: Annotated[float, (0.0).__le__]
+    has_ranks: bool
+    stacks: tuple[RankStack, ...] = ()
+
+
+class PackedCollectives(NamedTuple):
+    """A rank's record of its collectives: its file, packed by zlib and base64."""
+
+    generation: int
+    process: int
+    packed: str
+
+
 FromMember: TypeAlias = Join | Report | Heartbeat | Leave
-FromCoordinator: TypeAlias = (
-    Refused | Missing | RosterMessage | Start | Stop | Verdict | Acknowledged
-)
+FromCoordinator: TypeAlias = Missing | RosterMessage | Start | Stop | Verdict | Acknowledged
+# Beside the protocol: the coordinator does not depend on these.
+Aside: TypeAlias = SilentHost | PackedCollectives

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fleetrun.session.config import RendezvousConfig
-from fleetrun.session.messages import JoinRequest
+from fleetrun.session.messages import JoinRequest, RendezvousConfig
 from fleetrun.text import counted
 
 # After this many failures a host is replaced if possible.

@@ -226,13 +226,12 @@ def join(
 
     REDACT masks secrets in what the other hosts are told.
     """
-    stores = hosts.store_endpoints(own.request.master or "") or ()
-    endpoint, name = own.endpoint(has_store=bool(stores)), own.bare.named()
-    if not endpoint.config.has_store:
-        session = Session(endpoint, own.launcher, host=name, log=log)
-        return session, Rendezvous(session, own, redact=redact, log=log)
-    from fleetrun.session.election import Election  # only with etcd
+    elect = None
+    members = () if own.engine.hosts else hosts.store_endpoints(own.request.master or "")
+    if members:
+        from fleetrun.session.election import Election  # only with etcd
 
-    elect = partial(Election, members=[(point.host, point.port) for point in stores])
+        elect = partial(Election, members=[(point.host, point.port) for point in members])
+    endpoint, name = own.endpoint(has_store=elect is not None), own.bare.named()
     session = Session(endpoint, own.launcher, host=name, log=log, elect=elect)
     return session, Rendezvous(session, own, redact=redact, log=log)

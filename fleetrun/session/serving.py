@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from fleetrun.run.loop import LoopShare, nothing
-from fleetrun.session import coordinator, exchange, messages
+from fleetrun.session import coordinator, messages
 from fleetrun.session.connecting import Listener
 from fleetrun.session.wire import Connection, ignore
 
@@ -101,7 +101,7 @@ class Server:
             if is_local and isinstance(message, messages.Join):
                 # The coordinator's own host comes first, which the others must match.
                 self._listener.open(self.take)
-        elif not isinstance(message, exchange.FromMember):
+        elif not isinstance(message, messages.Aside):
             self._hang_up(number)
         elif host is not None and host.place is not None and type(message) in self._hearers:
             self._hearers[type(message)](host.place, message)

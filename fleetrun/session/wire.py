@@ -93,8 +93,6 @@ class Connection:
         self.heard: Callable[[Any], None] = ignore
         self.lost = lost
         self.is_open = True
-        # Whether the other end has hung up before it sent a line.
-        self.has_looked = False
         self._socket, self._wire, self._waiting = link, wire, wire.waiting
         self._ready = ready
         self._is_caller = is_caller
@@ -172,7 +170,6 @@ class Connection:
             return
         except OSError:
             piece = b""
-        self.has_looked = not piece and self._seals is None
         self._received += piece
         try:
             self._take_lines()

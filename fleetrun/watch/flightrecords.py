@@ -25,7 +25,7 @@ from fleetrun.text import sentence
 if TYPE_CHECKING:
     # Only with other hosts.
     from fleetrun.session.driver import Session
-    from fleetrun.session.exchange import PackedCollectives
+    from fleetrun.session.messages import PackedCollectives
 
 # How often to look at most; each look reads a file for each rank.
 _PERIOD_S = 5.0
@@ -46,7 +46,7 @@ class FlightRecords(Source):
         """Look periodically for ranks that have called different collectives."""
         super().open(waiting)
         if self._session is not None:
-            from fleetrun.session.exchange import PackedCollectives
+            from fleetrun.session.messages import PackedCollectives
 
             self._session.hearers[PackedCollectives] = self._take
         if self._paths():
@@ -115,7 +115,7 @@ class FlightRecords(Source):
         if session is None or session.serves:
             return
         from fleetrun.session.codec import LONGEST_TEXT
-        from fleetrun.session.exchange import PackedCollectives
+        from fleetrun.session.messages import PackedCollectives
 
         content = reading.content(self._paths()[rank][0], flightfile.MOST_BYTES) or b""
         spec = plan.processes[plan.trainers[rank]].rank

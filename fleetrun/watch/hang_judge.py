@@ -16,7 +16,7 @@ from fleetrun.run.events import Hung
 from fleetrun.run.observers import ObservedJob
 from fleetrun.rundir import names
 from fleetrun.session.driver import Session
-from fleetrun.session.exchange import RankStack, SilentHost
+from fleetrun.session.messages import RankStack, SilentHost
 from fleetrun.text import visible
 from fleetrun.watch.flightrecords import FlightRecords
 

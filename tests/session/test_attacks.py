@@ -18,7 +18,6 @@ from launchers import HERE, Launched, Launchers
 from wire import turn_until
 
 from fleetrun.run.events import Failure
-from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.connecting import Dialer, Listener
 from fleetrun.session.driver import CODEC
 from fleetrun.session.messages import (
@@ -26,7 +25,7 @@ from fleetrun.session.messages import (
     STOPPED,
     Join,
     JoinRequest,
-    Refused,
+    RendezvousConfig,
     Report,
     Verdict,
 )
@@ -90,10 +89,11 @@ class Stranger:
     def refusal(self) -> str:
         """Return why it was refused, the only answer that it gets."""
         answer = self.answer()
-        assert isinstance(answer, Refused), (answer, self.lost)
+        assert isinstance(answer, Verdict), (answer, self.lost)
+        assert answer.failure is not None
         turn_until(self.loop, lambda: self.lost)
         assert len(self.heard) == 1
-        return answer.why
+        return answer.failure.what
 
     def close(self) -> None:
         """End it."""
@@ -240,7 +240,7 @@ def test_a_stranger_does_not_hear_how_a_job_has_ended(job: Job) -> None:
     turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
     stranger = job.stranger().say(a_join())
     assert "last words" not in repr(stranger.answer())
-    assert not isinstance(stranger.answer(), Verdict)
+    assert "FLEETRUN_TOKEN" in repr(stranger.answer())
 
 
 # Messages that no launcher sends -----------------------------------------------------------------

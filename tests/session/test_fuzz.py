@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 from session_world import Host, Violation, World
 
-from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.messages import RendezvousConfig
 
 HISTORIES, MANY = 300, 20_000
 

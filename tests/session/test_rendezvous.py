@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, cast
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Failure
-from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import CODEC
-from fleetrun.session.messages import STOPPED, JoinRequest, Leave, Report, RosterMessage, Verdict
+from fleetrun.session.messages import (
+    STOPPED,
+    JoinRequest,
+    Leave,
+    RendezvousConfig,
+    Report,
+    RosterMessage,
+    Verdict,
+)
 from fleetrun.session.rendezvous import Rendezvous
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from timers import Timers
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.postmortem import investigation, kernelfacts
 from fleetrun.run.events import Failure, Gathered, Outcome
-from fleetrun.session.exchange import PackedCollectives
+from fleetrun.session.messages import PackedCollectives
 from fleetrun.watch.flightrecords import FlightRecords
 
 if TYPE_CHECKING:
