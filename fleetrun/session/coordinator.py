@@ -230,9 +230,7 @@ def _refusal(state: State, host: Host, join: messages.Join) -> str:
 
 def _misfit(state: State, host: Host) -> str:
     """Return why HOST does not fit to the others, and differs where all must agree, if it does."""
-    rank, most, local = host.request.rank, state.config.most, state.local
-    if rank is not None and rank >= most:
-        return f"its rank is {rank}, and the job has {most} hosts, 0 to {most - 1}"
+    rank, local = host.request.rank, state.local
     for other in state.hosts.values():
         if rank is not None and other.request.rank == rank and other.launcher != host.launcher:
             return f"{other.name}, pid {other.request.pid}, has rank {rank}, too"
