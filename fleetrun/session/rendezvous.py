@@ -140,6 +140,8 @@ class Rendezvous(Gathering, SessionHandler):
         error = self._fault
         if not verdict.is_final and error is None and not self._is_over:
             # A host was lost before anything ran, so this attempt goes on.
+            if (lost := verdict.failure) is not None:
+                self._session.shown(f"{lost.host} stays out: {lost.what}")
             self.withdraw()
             self._join_next()
             return
