@@ -29,6 +29,18 @@ class StrangerFault(EnvironmentFault):
     """The job does not have this host."""
 
 
+class NotExecutable(EnvironmentFault):
+    """The program may not be executed; the code is a shell's."""
+
+    exit_code = 126
+
+
+class MissingProgram(EnvironmentFault):
+    """There is no such program; the code is a shell's."""
+
+    exit_code = 127
+
+
 class RendezvousError(FleetrunError):
     """Peers did not join, or disagree about the job."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from fleetrun.errors import EnvironmentFault
+from fleetrun.errors import EnvironmentFault, MissingProgram, NotExecutable
 from fleetrun.host import files
 from fleetrun.model import Script
 from fleetrun.plan import command
@@ -44,14 +44,14 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
         where = cwd if "/" in target else f"$PATH, nor a file of that name in {cwd}"
         otherwise = "; a Python script ends in .py, a module needs -m."
         hint = otherwise if meant is None and "/" not in target else hint
-        raise EnvironmentFault(f"There is no program {target} in {where}{hint}")
+        raise MissingProgram(f"There is no program {target} in {where}{hint}")
     if interpreted and not os.access(path, os.R_OK):
         raise EnvironmentFault(
             f"This user may not read the script {target}: run `chmod u+r {target}`, or ask its "
             "owner."
         )
     if not interpreted and not os.access(path, os.X_OK):
-        raise EnvironmentFault(
+        raise NotExecutable(
             f"{target} is not executable: run `chmod +x {target}`, or start it with the program "
             f"that reads it, as in `fleetrun bash {target}`."
         )

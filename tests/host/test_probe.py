@@ -209,27 +209,32 @@ def test_scripts_are_found_where_they_are(
 
 
 @pytest.mark.parametrize(
-    ("target", "message"),
+    ("target", "code", "message"),
     [
-        ("nosuch.py", r"^There is no script nosuch\.py in /.*/work\.$"),
-        ("./nosuch", r"^There is no program \./nosuch"),
-        ("nosuch", r"^There is no program nosuch in \$PATH, nor a file"),
-        ("folder.py", r"^folder\.py is a folder, not a script"),
-        ("package", r"^package is a folder, .*; -m package runs a package\.$"),
-        ("link.py", r"^link\.py is a link to away\.py, which is missing\.$"),
-        ("./folder.py", r"folder\.py is a folder"),
-        ("./plain.sh", r"run `chmod \+x \./plain\.sh`, or start .* `fleetrun bash \./plain\.sh`"),
-        ("plain.sh", r"plain.sh is not executable: run `chmod \+x plain\.sh`"),
+        ("nosuch.py", 3, r"^There is no script nosuch\.py in /.*/work\.$"),
+        ("./nosuch", 127, r"^There is no program \./nosuch"),
+        ("nosuch", 127, r"^There is no program nosuch in \$PATH, nor a file"),
+        ("folder.py", 3, r"^folder\.py is a folder, not a script"),
+        ("package", 3, r"^package is a folder, .*; -m package runs a package\.$"),
+        ("link.py", 3, r"^link\.py is a link to away\.py, which is missing\.$"),
+        ("./folder.py", 3, r"folder\.py is a folder"),
+        (
+            "./plain.sh",
+            126,
+            r"run `chmod \+x \./plain\.sh`, or start .* `fleetrun bash \./plain\.sh`",
+        ),
+        ("plain.sh", 126, r"plain.sh is not executable: run `chmod \+x plain\.sh`"),
     ],
 )
-def test_what_cannot_be_run_is_a_fault(root: Path, target: str, message: str) -> None:
+def test_what_cannot_be_run_is_a_fault(root: Path, target: str, code: int, message: str) -> None:
     (root / "work/folder.py").mkdir()
     (root / "work/package").mkdir()
     (root / "work/package/__main__.py").touch()
     (root / "work/link.py").symlink_to("away.py")
     (root / "work/plain.sh").touch(mode=0o644)
-    with pytest.raises(EnvironmentFault, match=message):
+    with pytest.raises(EnvironmentFault, match=message) as fault:
         find(target)
+    assert fault.value.exit_code == code
 
 
 # -- the network ---------------------------------------------------------------------------------
