@@ -245,24 +245,16 @@ def test_a_stranger_does_not_hear_how_a_job_has_ended(job: Job) -> None:
 
 # Messages that no launcher sends -----------------------------------------------------------------
 
-BAD_NAMES = (
-    "10.88.0.1,10.88.0.7",
-    "node-1\r\nPADDLE_TRAINER_ID=0",
-    "\x1b[2Jnode-1",
-    "node 1",
-    "-oProxyCommand=sh",
-    "../../etc/passwd",
-    "a" * 300,
-    "\u202enode",
-)
-
-
 BAD_FIELDS = [
-    *(("launcher", name) for name in BAD_NAMES),
-    *(("host", name) for name in BAD_NAMES),
-    *(("hostname", name) for name in BAD_NAMES),
+    ("host", "10.88.0.1,10.88.0.7"),
+    ("host", "-oProxyCommand=sh"),
+    ("hostname", "node-1\r\nPADDLE_TRAINER_ID=0"),
+    ("hostname", "\x1b[2Jnode-1"),
+    ("launcher", "../../etc/passwd"),
+    ("launcher", "a" * 300),
+    ("run", ".."),
+    ("run", "\u202enode"),
     ("ports", [0]),
-    ("ports", [70000]),
     ("ports", [1, 2]),
     ("rank", -1),
     ("master_port", 0),

@@ -2,123 +2,88 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Failure
+from fleetrun.session import messages
 from fleetrun.session.driver import CODEC
-from fleetrun.session.messages import (
-    STOPPED,
-    JoinRequest,
-    Leave,
-    RendezvousConfig,
-    Report,
-    RosterMessage,
-    Verdict,
-)
 from fleetrun.session.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.model import LaunchPlan
     from fleetrun.run.loop import Loop
     from fleetrun.session.driver import Session
     from fleetrun.session.local_host import LocalHost
 
-BARE = JoinRequest("10.0.0.1", "node-1", 7, (), ())
-ROSTER = RosterMessage(0, 0, (), RendezvousConfig(2, 2))
+CONFIG = messages.RendezvousConfig(2, 2)
+ROSTER = messages.RosterMessage(0, 0, (), CONFIG)
 
 
 class RecordedSession:
-    """A fake session that keeps what it is told."""
+    """A fake session that keeps the failures that it is told."""
 
-    def __init__(self, config: RendezvousConfig = RendezvousConfig(2, 2)) -> None:  # noqa: B008 - a NamedTuple
-        self.config = config
-        self.failures: list[Failure | None] = []
+    config, launcher, link = CONFIG, "this one", None
+    serves = has_told_all = False
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
         self.stopped = self.quit = self.failures.append
-        self.remarks: list[str] = []
-        self.shown = self.remarks.append
-        self.launcher = "this one"
-        self.serves = self.has_told_all = False
-        self.link = None
 
     def open(self, waiting: object) -> None:
         """Open nothing."""
 
-    def join(self, _request: JoinRequest, _fault: Failure | None = None) -> None:
+    def join(self, request: messages.JoinRequest) -> None:
         """Take note of nothing."""
-
-    def report(self, stage: str) -> None:
-        """Report nothing."""
-
-    def flush(self) -> None:
-        """Write nothing."""
 
 
 class OwnHost:
-    """A host that plans by PLAN."""
+    """A host that cannot plan because of FAULT."""
 
-    bare = BARE
+    bare = messages.JoinRequest("10.0.0.1", "node-1", 7, (), ())
 
-    def __init__(self, plan: Callable[[RosterMessage], LaunchPlan]) -> None:
-        self.plan = plan
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
 
-    def offer(self, _attempt: int) -> JoinRequest:
+    def offer(self, _attempt: int) -> messages.JoinRequest:
         """Bring nothing."""
-        return BARE
+        return self.bare
+
+    def plan(self, _roster: messages.RosterMessage) -> Any:
+        """Plan nothing."""
+        raise EnvironmentFault(self._fault)
 
     def settle(self, *, has_begun: bool) -> None:
         """Leave everything."""
 
 
-def nothing_planned(_: RosterMessage) -> LaunchPlan:
-    """Plan nothing."""
-    return cast("LaunchPlan", ())
-
-
-def begun(
-    session: RecordedSession,
-    loop: Loop,
-    plan: Callable[[RosterMessage], LaunchPlan] = nothing_planned,
-    *,
-    answers: list[object] | None = None,
-    attempt: int = 0,
-) -> Rendezvous:
-    """Let a host with an empty request join SESSION."""
-    own = cast("LocalHost", OwnHost(plan))
+def planned(session: RecordedSession, fault: str, loop: Loop) -> Rendezvous:
+    """Let a host join SESSION, and fail to plan because of FAULT."""
     rendezvous = Rendezvous(
         cast("Session", session),
-        own,
+        cast("LocalHost", OwnHost(fault)),
         redact=lambda text: text.replace("hunter2", "***"),
-        log=session.remarks.append,
+        log=lambda _: None,
     )
-    rendezvous.begin(attempt, loop, ([] if answers is None else answers).append)
+    rendezvous.begin(0, loop, lambda _: None)
+    rendezvous.plan(ROSTER)
     return rendezvous
 
 
 def test_a_fault_of_any_length_can_be_read_by_the_others(loop: Loop) -> None:
-    def plan(_roster: RosterMessage) -> LaunchPlan:
-        raise EnvironmentFault(f"None of {'node, ' * 10_000} is here.")
-
     session = RecordedSession()
-    begun(session, loop, plan).plan(ROSTER)
+    planned(session, f"None of {'node, ' * 10_000} is here.", loop)
     (failure,) = session.failures
-    assert failure is not None
     assert failure.what.startswith("None of node, node,")
-    for message in (Report(0, STOPPED, failure), Leave(failure)):
+    for message in (messages.Report(0, messages.STOPPED, failure), messages.Leave(failure)):
         assert CODEC.read(CODEC.write(message)) == message
 
 
 def test_a_secret_in_a_fault_is_not_told_to_the_others(loop: Loop) -> None:
-    def plan(_roster: RosterMessage) -> LaunchPlan:
-        raise EnvironmentFault("--env=DB_PASSWORD=hunter2 is wrong.")
-
     session = RecordedSession()
-    rendezvous = begun(session, loop, plan)
-    rendezvous.plan(ROSTER)
-    rendezvous.conclude(Verdict(0, "other", Failure("node-1", "failed", 3), is_final=True))
-    assert [failure and failure.what for failure in session.failures] == [
+    rendezvous = planned(session, "--env=DB_PASSWORD=hunter2 is wrong.", loop)
+    failure = Failure("node-1", "failed", 3)
+    rendezvous.conclude(messages.Verdict(0, "other", failure, is_final=True))
+    assert [failure.what for failure in session.failures] == [
         "--env=DB_PASSWORD=*** is wrong",
         "Failed (on node-1)",
     ]
