@@ -140,7 +140,7 @@ def pip(verb, *asked):
                 'mkdir -p log/latest; echo "test accuracy 0.9, 50 images/s" >log/workerlog.0\n'
                 'echo "strategy_report: 155 gradients in 6 allreduces, 5 of 6 allreduces went out '
                 'before the last gradient" >log/latest/events.jsonl\n'
-                'echo "ran with $* mask ${CUDA_VISIBLE_DEVICES-none}"\nexit\n')
+                'echo "images: ran with $* mask ${CUDA_VISIBLE_DEVICES-none}"\nexit\n')
         os.chmod(f"{here}/fleetrun", 0o755)
     elif verb == "install" and set(asked[1:]) <= set(machine["lacks"].values()):
         machine["packages"] += asked[1:]
@@ -398,7 +398,7 @@ def test_quickstart_trains_on_the_gpus_that_are_to_be_seen(
     is_alone = gpus == 1
     strategy = "" if is_alone else "--strategy=recommended "
     words = f"{strategy}scripts/train_resnet.py --depth=8 --epochs=2"
-    assert f"ran with {ran.format(words)}\n" in ended.output
+    assert f"images: ran with {ran.format(words)}\n" in ended.output
     *_, trained, sent, hint = ended.output.splitlines()[-4:]
     assert "test accuracy 0.9. Logs" in (sent if is_alone else trained)
     if not is_alone:
