@@ -86,8 +86,7 @@ class Head:
             )
             for host, order in zip(hosts, orders, strict=True)
         ]
-        # Those that wait for a place to connect.
-        self._queue = list(self._connections)
+        self._unopened = list(self._connections)
         self._least = sshjob.least(request, len(hosts))
         # The exit code of the job, once it is known.
         self._code: int | None = None
@@ -151,7 +150,7 @@ class Head:
         ]
 
     def _kill(self, remotes: Sequence[SshConnection], why: str) -> None:
-        self._queue.clear()
+        self._unopened.clear()
         self._answer_at = math.inf
         for remote in remotes:
             remote.kill(why)
@@ -163,8 +162,8 @@ class Head:
 
     def _open_next(self) -> None:
         """Open as many connections as have a place."""
-        while self._queue and len(self._awaited()) - len(self._queue) < _MOST_CONNECTING:
-            self._queue.pop(0).open()
+        while self._unopened and len(self._awaited()) - len(self._unopened) < _MOST_CONNECTING:
+            self._unopened.pop(0).open()
 
     def _answered(self) -> None:
         """Go on once a host has answered, or its ssh has ended; end if too few have come."""
