@@ -100,7 +100,10 @@ def test_a_compiled_function_may_call_the_parallel_model(tmp_path: Path) -> None
 MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
 
 
-@pytest.mark.parametrize(("version", "strategy"), in_turns({"nccl_comm_num": 2}, MERGE))
+@pytest.mark.parametrize(
+    ("version", "strategy"),
+    [("3.3.1", {"nccl_comm_num": 2}), pytest.param("2.6.2", MERGE, marks=pytest.mark.long)],
+)
 def test_models_and_optimizers_go_and_leave_their_communicators_to_the_next(
     version: str, strategy: dict[str, object], tmp_path: Path
 ) -> None:
@@ -146,9 +149,9 @@ def test_steps_make_few_calls_in_python_beside_those_of_paddle_alone(
 ) -> None:
     # The preset `recommended` on one host.
     asked = {"fuse_grad_size_in_MB": "auto", "nccl_comm_num": 1}
-    python, more = PYTHONS["3.3.1"], {"LAYERS": "100"}
+    python, more = PYTHONS["3.3.1"], {"LAYERS": "60"}
     plain = train(python, "calls.py", tmp_path / "plain", None, more=more)
     ours = train(python, "calls.py", tmp_path / "ours", asked, check_ranks="auto", more=more)
     for without, with_strategy in zip(plain, ours, strict=True):
-        # However many parameters there are; here 200.
+        # However many parameters there are; here 120.
         assert 0 < with_strategy - without <= 70
