@@ -130,7 +130,11 @@ def test_the_ranks_of_a_stopped_launcher_do_not_outlive_the_job(
 
 
 @pytest.mark.skipif(not sshd.SSHD, reason="there is no sshd here")
-@pytest.mark.parametrize(("victim", "signum"), [(0, KILL), (1, STOP)])
+@pytest.mark.parametrize(
+    ("victim", "signum"),
+    # A stopped supervisor keeps the user's ssh for half a minute.
+    [(0, KILL), pytest.param(1, STOP, marks=pytest.mark.long)],
+)
 def test_nobody_survives_by_ssh(
     victim: int, signum: int, four_hosts: Network, tmp_path: Path
 ) -> None:

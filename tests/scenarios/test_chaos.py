@@ -27,7 +27,7 @@ def test_chaos_counts_an_end_that_comes_late_as_lost() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launches", [10, pytest.param(25, marks=pytest.mark.long)])
+@pytest.mark.parametrize("launches", [6, pytest.param(25, marks=pytest.mark.long)])
 def test_chaos_loses_nothing(launches: int) -> None:
     done = chaos(f"--launches={launches}", "--seed=7", "--seconds=20")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -38,7 +38,7 @@ def test_chaos_loses_nothing(launches: int) -> None:
 @pytest.mark.multinode
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 @pytest.mark.skipif(not os.path.exists("/dev/net/tun"), reason="there is no /dev/net/tun")
-@pytest.mark.parametrize("launches", [5, pytest.param(12, marks=pytest.mark.long)])
+@pytest.mark.parametrize("launches", [3, pytest.param(12, marks=pytest.mark.long)])
 def test_chaos_on_several_hosts_loses_nothing(launches: int) -> None:
     done = chaos("--hosts=4", f"--launches={launches}", "--seed=7", "--seconds=30")
     assert done.returncode == 0, done.stdout + done.stderr
