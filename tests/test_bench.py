@@ -65,6 +65,7 @@ def test_bench_faults_measures_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.train
+@pytest.mark.long
 def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
     little = ["--only=fusion:many", "--repeats=1", "--turns=2", "--warm-up=1", "--cpu"]
     results = bench(tmp_path, ["strategy", *little], ("fusion, many", "ratio (quartiles)"))

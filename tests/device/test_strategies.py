@@ -129,7 +129,7 @@ def test_sparse_gradients_are_not_merged_where_paddle_crashes(tmp_path: Path) ->
     ("layout", "flags"),
     [
         ({}, {}),
-        ({"sharding": 2}, {"FLAGS_use_stride_kernel": "0"}),
+        pytest.param({"sharding": 2}, {"FLAGS_use_stride_kernel": "0"}, marks=pytest.mark.long),
         pytest.param({"sharding": 2, "stage": 3}, {}, marks=pytest.mark.long),
     ],
 )

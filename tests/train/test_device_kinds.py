@@ -128,7 +128,10 @@ def test_the_report_of_a_hang_names_the_device(tmp_path: Path) -> None:
     assert "Ranks 0-1 stand in" in done.stdout
 
 
-@pytest.mark.parametrize(("version", "count", "listed"), [("3.3.1", 4, "1,2"), ("2.6.2", 2, "1")])
+@pytest.mark.parametrize(
+    ("version", "count", "listed"),
+    [("3.3.1", 4, "1,2"), pytest.param("2.6.2", 2, "1", marks=pytest.mark.long)],
+)
 def test_paddle_checks_the_devices_that_are_named(
     tmp_path: Path, version: str, count: int, listed: str
 ) -> None:

@@ -124,7 +124,12 @@ def split(folder: Path, spoil: str, **how: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize(
-    ("what", "ranks"), [*((split, "1") for split in SPLITS), ("another Paddle", "01")]
+    ("what", "ranks"),
+    [
+        ("no patch", "1"),
+        ("another Paddle", "01"),
+        *(pytest.param(what, "1", marks=pytest.mark.long) for what in list(SPLITS)[:2]),
+    ],
 )
 def test_a_rank_that_cannot_apply_the_strategy_keeps_nobody_waiting(
     what: str, ranks: str, tmp_path: Path

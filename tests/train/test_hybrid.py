@@ -119,7 +119,6 @@ SAID = {
 # What runs without --long: where (a Paddle on CPUs, or a device), the layout, the strategy.
 SHORT = [
     ("2.6.2", "dp x sep", "merged"),
-    ("2.6.2", "sharding", "merged"),
     ("npu", "dp x mp", "small"),
     ("npu", "split sharding", "small"),
 ]

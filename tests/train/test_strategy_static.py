@@ -9,7 +9,7 @@ from typing import Any
 
 import devices
 import pytest
-from training import PYTHONS, evidence, in_turns, run, told
+from training import PYTHONS, evidence, in_turns, mostly, run, told
 
 pytestmark = pytest.mark.train
 
@@ -144,6 +144,7 @@ def test_what_the_fused_operator_would_get_wrong_is_left_alone(
     assert "reads beyond a bias" in trained.field("fuse_elewise_add_act_ops")["reason"]
 
 
+@pytest.mark.long
 @NEW
 def test_a_build_for_gpus_trains_on_cpus_as_a_build_for_cpus(python: Path, tmp_path: Path) -> None:
     packed = train(
@@ -184,6 +185,7 @@ def test_one_rank_trains_static_graphs_on_a_plugin(tmp_path: Path) -> None:
         assert alone.field(name)["status"] == "effective"
 
 
+@pytest.mark.parametrize("python", mostly("2.6.2"), indirect=True)
 def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
     python: Path, tmp_path: Path
 ) -> None:

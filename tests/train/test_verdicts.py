@@ -90,7 +90,7 @@ DYNAMIC = (
 CASES = (
     Case(DYNAMIC, "dygraph"),
     # Merged gradients are sent when the last backward has ended.
-    Case(f"sync_nccl_allreduce=false {OVERLAPPED}", "dygraph", NEW, later=OLD),
+    Case(f"sync_nccl_allreduce=false {OVERLAPPED}", "dygraph", (), later=BOTH_PADDLES),
     # These run without the groups that hybrid_configs makes.
     Case("heter_ccl_mode=true", "dygraph", OLD),
     # Plain data parallel, as fleet with three ranks does not connect over gloo.
@@ -108,8 +108,8 @@ CASES = (
     Case(ADAPTIVE, "static", NEW, later=OLD),
     Case(SHARDING, "static", OLD, "FLAGS_dynamic_static_unified_comm"),
     Case(SHARDING, "static", NEW),
-    Case("auto=true", "static", OLD, "global work size [2]", later=NEW),
-    Case("tensor_parallel=true", "static", NEW, "not in groups of 1", later=OLD),
+    Case("auto=true", "static", (), "global work size [2]", later=BOTH_PADDLES),
+    Case("tensor_parallel=true", "static", (), "not in groups of 1", later=BOTH_PADDLES),
 )
 
 
