@@ -1,7 +1,7 @@
 """Trains while the check that FAULT names, if any, fails; reports weights and remarks.
 
 FAULT is a JSON object: `where` is a function of fleetrun with its module; `rank`, if given, is the
-only rank where it fails.
+only rank where it fails. Without it nothing fails.
 """
 
 from __future__ import annotations
