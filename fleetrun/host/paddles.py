@@ -20,7 +20,6 @@ class InstalledPaddle(NamedTuple):
     version: str
     folder: str
     cuda: str = ""
-    nccl: str = ""
     hip: str = ""
 
 
@@ -36,7 +35,6 @@ def find(path: Sequence[str]) -> InstalledPaddle | None:
                 version=told.get("full_version", "?"),
                 folder=root,
                 cuda=has.get("cuda_version", ""),
-                nccl=has.get("nccl_version", ""),
                 hip=has.get("hip_version", ""),
             )
     return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BUILD = InstalledPaddle("3.3.1", "/env/paddle")
-FOR_GPUS = BUILD._replace(cuda="12.6", nccl="2.22.3")
+FOR_GPUS = BUILD._replace(cuda="12.6")
 GPUS = Survey(gpus=(Gpu("GPU-0"),), driver="570.1", cuda=(12, 8))
 OURS, PADDLES = "from fleetrun.__main__ import run", "import paddle.distributed.launch"
 
