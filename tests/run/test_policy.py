@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from examples import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plans import generation
 
@@ -653,12 +653,4 @@ NUMBERS = st.lists(st.integers(0, 10_000), max_size=60)
 @given(NUMBERS)
 @examples(250)
 def test_what_holds_in_hundreds_of_histories(numbers: list[int]) -> None:
-    check(play(numbers))
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@given(NUMBERS)
-@settings(max_examples=20_000, deadline=None)
-def test_what_holds_in_twenty_thousand_histories(numbers: list[int]) -> None:
     check(play(numbers))
