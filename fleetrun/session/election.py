@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.plan.hosts import is_loopback
 from fleetrun.run.loop import nothing
 from fleetrun.session.codec import Codec, Malformed
 from fleetrun.session.connecting import Listener
@@ -46,7 +47,7 @@ class Election:
     """Says who coordinates: SESSION's launcher until `until`, another one to call, or nobody.
 
     The others call it at the host of the session's endpoint, if there is one; else at its address
-    towards etcd, which is at MEMBERS.
+    towards etcd, which is at MEMBERS, or at OWN_ADDRESS where that is a loopback address.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class Election:
         clock: SessionClock,
         *,
         members: Sequence[tuple[str, int]],
+        own_address: str = "",
         make_key: Callable[..., JobKey] = JobKey,
     ) -> None:
-        self._session, self._clock = session, clock
+        self._session, self._clock, self._own_address = session, clock, own_address
         where = " or ".join(f"{name}:{port}" for name, port in members)
         # Whom a launcher without a coordinator waits for, and why etcd does not answer.
         self._awaited, self._trouble = f"a coordinator that etcd at {where} knows", ""
@@ -118,7 +120,9 @@ class Election:
 
     def _campaign(self, revision: int, local: str) -> None:
         session = self._session
-        host = session.endpoint.host or local
+        # Debian's hosts know their own names by such an address.
+        is_near = is_loopback(local) and self._own_address
+        host = session.endpoint.host or (self._own_address if is_near else local)
         try:
             listener = session.listen(session.endpoint.address or host)
         except EnvironmentFault as error:

@@ -233,7 +233,11 @@ def join(
     if members:
         from fleetrun.session.election import Election  # only with etcd
 
-        elect = partial(Election, members=[(point.host, point.port) for point in members])
+        ips = [address.ip for address in own.facts.addresses]
+        reached = [ip for ip in ips if not hosts.is_loopback(ip) and ":" not in ip]
+        is_far = reached and not all(hosts.is_loopback(point.host) for point in members)
+        points = [(point.host, point.port) for point in members]
+        elect = partial(Election, members=points, own_address=reached[0] if is_far else "")
     endpoint, name = own.endpoint(has_store=elect is not None), own.bare.named()
     session = Session(endpoint, own.launcher, host=name, log=log, elect=elect)
     return session, Rendezvous(session, own, redact=redact, log=log)

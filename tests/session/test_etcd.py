@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import etcds
@@ -11,7 +12,10 @@ import ports
 import pytest
 
 from fleetrun.run.loop import Loop
+from fleetrun.session.driver import RendezvousEndpoint, Session
+from fleetrun.session.election import Election
 from fleetrun.session.etcd import JobKey
+from fleetrun.session.messages import JoinRequest, RendezvousConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,3 +90,20 @@ def _greet(server: socket.socket) -> None:
         # Unread bytes would reset the connection.
         while link.recv(65536):
             pass
+
+
+def test_who_reaches_etcd_by_a_loopback_address_is_called_at_another_one(
+    endpoint: tuple[str, int], client: Callable[..., JobKey]
+) -> None:
+    elect = partial(Election, members=[endpoint], own_address="127.0.0.2")
+    where = RendezvousEndpoint(RendezvousConfig(1, 1, has_store=True), "", ports.free(1)[0], "near")
+    session = Session(where, "first", host="node-1", log=print, elect=elect)
+    loop = Loop()
+    session.open(loop)
+    session.join(JoinRequest("", "node-1", 1, (), (), None, "run"))
+    while not session.serves:
+        loop.turn()
+    assert '"127.0.0.2"' in client(endpoint, name="near").look()[0]
+    session.quit(None)
+    session.close()
+    loop.close()
