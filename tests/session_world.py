@@ -375,6 +375,7 @@ class Host(SessionHandler):
         self._started: set[tuple[str, int]] = set()
         self._roster: RosterMessage | None = None
         self._own: Failure | None = None
+        self._stands_by = False
         where = self.address if leader is None else leader.address
         if config.has_store:
             where = self.address
@@ -439,9 +440,8 @@ class Host(SessionHandler):
         self.phase, self._own = GATHERING, None
         rank = None if self.config.may_change else self.number
         self.session.join(JoinRequest("", self.name, self.number, (7000,), ((),), rank))
-        limit_s = self.config.rdzv_timeout_s + self.config.elastic_timeout_s
-        limit_s += 6 * self.config.heartbeat_timeout_s + 60.0
-        self.waits.timer("gather", self.world.now + limit_s, self._give_up)
+        self._stands_by = True
+        self.look_again()
 
     def _give_up(self) -> None:
         if self.phase in {GATHERING, PREPARING}:
@@ -452,7 +452,16 @@ class Host(SessionHandler):
     def stand_by(self) -> None:
         """Wait without a limit."""
         self.trace("stands by")
+        self._stands_by = True
         self.waits.timer("gather", self.world.now + _LIMIT_S, _nothing)
+
+    def look_again(self) -> None:
+        """Wait with a limit, if this host stood by."""
+        if self._stands_by:
+            self._stands_by = False
+            limit_s = self.config.rdzv_timeout_s + self.config.elastic_timeout_s
+            limit_s += 6 * self.config.heartbeat_timeout_s + 60.0
+            self.waits.timer("gather", self.world.now + limit_s, self._give_up)
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan, which takes a moment."""

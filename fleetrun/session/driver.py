@@ -57,6 +57,9 @@ class SessionHandler:
     def stand_by(self) -> None:
         """Wait for a place while the job runs without this host."""
 
+    def look_again(self) -> None:
+        """Wait for a coordinator, with a limit even if this host stood by."""
+
     def conclude(self, verdict: Verdict) -> None:
         """Take the verdict: end, or gather again."""
 
@@ -447,8 +450,10 @@ class Session:
             pass
         elif self._election is not None and self._join is not None:
             self._hang_up()
+            self.handler.look_again()
             self._election.seek()
         elif self._dialer is not None and is_new:
+            self.handler.look_again()
             self._dialer.begin()
         else:
             self._go_on_alone(failure)

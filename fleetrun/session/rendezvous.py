@@ -66,10 +66,8 @@ class Rendezvous(Gathering, SessionHandler):
 
     def _join_next(self) -> None:
         """Join a generation."""
-        config = self._session.config
-        # The lease of a lost coordinator has to end first.
-        lease_s = 3 * config.heartbeat_timeout_s if self._attempt else 0.0
-        self._wait(config.rdzv_timeout_s + lease_s)
+        self._until = None
+        self.look_again()
         try:
             offer = self._own.offer(self._attempt)
         except FleetrunError as error:
@@ -81,7 +79,6 @@ class Rendezvous(Gathering, SessionHandler):
             self._session.join(offer)
 
     def _wait(self, seconds: float) -> None:
-        """Give up after SECONDS if no coordinator says how long to wait."""
         self._until = time.monotonic() + seconds
         self._waiting.timer("unanswered", self._until, self._unanswered)
 
@@ -107,6 +104,14 @@ class Rendezvous(Gathering, SessionHandler):
         self._until = None
         self._waiting.timer("unanswered", None, nothing)
         self._log(f"This host waits for {self._session.missing()}.")
+
+    def look_again(self) -> None:
+        """Give up after a time if no coordinator says how long to wait."""
+        if self._until is None:
+            config = self._session.config
+            # The lease of a lost coordinator has to end first.
+            lease_s = 3 * config.heartbeat_timeout_s if self._attempt else 0.0
+            self._wait(config.rdzv_timeout_s + lease_s)
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan for ROSTER, and report whether that is possible."""
