@@ -15,7 +15,7 @@ from fleetrun.cli.options import KNOWN
 from fleetrun.cli.types import Type
 from fleetrun.errors import UsageError
 from fleetrun.model import Given, Request
-from fleetrun.printing import ALWAYS, AUTO, NEVER
+from fleetrun.printing import ALWAYS, AUTO, NEVER, put
 from fleetrun.text import suggestion
 
 # The module of fleetrun.commands with the click command of each name, and what it does.
@@ -103,6 +103,15 @@ class _CompletedLaunch(click.Command):
         return [CompletionItem(incomplete, type="file"), *words]
 
 
+class _Context(click.Context):
+    """A context that prints its help completely, or says why it cannot."""
+
+    def get_help(self) -> str:
+        """Print the help text and exit; click's own printing ignores a full disk."""
+        put(super().get_help() + "\n")
+        self.exit(0)
+
+
 class Fleetrun(click.Group):
     """The commands, and for completion a launch in place of a command."""
 
@@ -116,9 +125,9 @@ class Fleetrun(click.Group):
         if cmd_name in COMMANDS:
             module = import_module(f"fleetrun.commands.{COMMANDS[cmd_name][0]}")
             # A module with several commands names each.
-            return cast(
-                "click.Command", getattr(module, "command", None) or getattr(module, cmd_name)
-            )
+            loaded = getattr(module, "command", None) or getattr(module, cmd_name)
+            loaded.context_class = _Context
+            return cast("click.Command", loaded)
         settings = {
             "allow_interspersed_args": False,
             "allow_extra_args": True,
@@ -135,8 +144,13 @@ ROOT = Fleetrun(
 
 def run(words: Sequence[str]) -> int:
     """Run `fleetrun WORDS`, which name a command; return its exit code, UsageError if invalid."""
+    # Not by click's `main`, which makes other errors of Ctrl-C and of a reader that has gone.
     try:
-        return int(ROOT.main(words, "fleetrun", standalone_mode=False) or 0)
+        with ROOT.make_context("fleetrun", list(words)) as context:
+            return int(ROOT.invoke(context) or 0)
+    except click.exceptions.Exit as end:
+        # After --help.
+        return end.exit_code
     except click.UsageError as error:
         raise UsageError(_sentence(error)) from None
 
