@@ -248,7 +248,9 @@ class Listener:
 
     def _failed(self, caller: Connection) -> None:
         self._discard(caller)
-        self._refuse(caller.address, STRANGER)
+        # Who only looks whether the port is open is no stranger with another token.
+        if caller.has_heard:
+            self._refuse(caller.address, STRANGER)
 
     def _refuse(self, address: str, why: str) -> None:
         self._refused(f"A connection from {address} was refused: {why}")

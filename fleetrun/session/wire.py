@@ -109,6 +109,11 @@ class Connection:
                 link.setsockopt(socket.IPPROTO_TCP, option, value)
         self._push(self._nonce)
 
+    @property
+    def has_heard(self) -> bool:
+        """Whether the other end has sent anything."""
+        return self._seals is not None or bool(self._received)
+
     def send(self, message: tuple[object, ...]) -> None:
         """Send MESSAGE now or when there is room; report a failure to `lost`."""
         assert self._seals is not None

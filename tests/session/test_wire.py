@@ -204,15 +204,16 @@ def test_who_says_nothing_loses_his_place_in_time(net: Net) -> None:
     listener.greeting_s = 0.05
     with net.stranger() as silent, net.stranger() as slow:
         slow.sendall(b"{}")
-        turn_until(net.loop, lambda: len(net.server.refused) == 2)
+        turn_until(net.loop, lambda: len(net.server.refused) == 1 and not listener.pending)
         assert all(len(call.recv(999)) == 33 for call in (silent, slow))
-        assert not listener.pending
 
 
 def test_a_flood_of_idle_callers_drives_out_itself(net: Net) -> None:
-    net.listen().most_pending = 8
+    listener = net.listen()
+    listener.most_pending = 8
     idle = [net.stranger() for _ in range(50)]
     net.works()
-    assert len(net.server.refused) >= 42
+    assert len(listener.pending) <= 8
+    assert not net.server.refused
     for call in idle:
         call.close()
