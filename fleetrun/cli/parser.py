@@ -30,7 +30,7 @@ COMMANDS = {
     "stacks": ("job_commands", "show where the ranks of a running job stand"),
     "doctor": ("doctor", "check whether this host is fit for a job, and how to fix it"),
     "strategy": ("strategy", "show presets and fields, and what takes effect"),
-    "verify": ("verify", "compare a strategy with plain Paddle: weights, losses, speed"),
+    "verify": ("verify", "compare a strategy with plain Paddle: weights, speed, memory"),
     "tune": ("tune", "find the fastest strategy by training with each"),
     "submit": ("submit", "submit a job to Slurm or Kubernetes"),
     "exec": ("exec", "launch where a command would start Paddle's launcher"),

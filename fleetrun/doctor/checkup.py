@@ -18,8 +18,6 @@ from fleetrun.doctor import (
 from fleetrun.doctor.findings import Finding
 from fleetrun.model import Request
 
-# Launches by hand on several hosts start some seconds apart.
-
 # Each yields its findings about a CheckedJob; they stand in this order.
 CHECKS = (
     checked_job.check,

@@ -88,7 +88,7 @@ KNOWN_FAILURES = (
         ("Unable to find address for: ", "no socket interface found"),
         "gloo or NCCL found no way to the peers by the interface that GLOO_SOCKET_IFNAME or "
         "NCCL_SOCKET_IFNAME names: leave it out, and fleetrun names the one that leads to the "
-        "other hosts, or give --nccl SOCKET_IFNAME=eth0.",
+        "other hosts, or give --env GLOO_SOCKET_IFNAME=eth0.",
         may_retry=False,
     ),
     KnownFailure(
@@ -105,7 +105,7 @@ KNOWN_FAILURES = (
             "Find timeout start but not finish task",
         ),
         "NCCL lost a peer or waited too long: look for the rank that failed first; with several "
-        "hosts check the firewall and --nccl SOCKET_IFNAME; --nccl DEBUG=INFO says more.",
+        "hosts check the firewall and NCCL_SOCKET_IFNAME; --env NCCL_DEBUG=INFO says more.",
     ),
     KnownFailure(
         "address-in-use",
