@@ -54,6 +54,7 @@ _GONE = {
         f"for Paddle's own tuner, write `{EXEC}=off python -m paddle.distributed.launch` in place "
         "of fleetrun; `fleetrun tune` measures the fields of a strategy."
     ),
+    "allreduce": "run `fleetrun --nproc_per_node=2 run_check`, or NCCL's all_reduce_perf.",
     "banner color log_max_files merge_tail port_check preload": "leave it out.",
     "debug": "let the script call debugpy.listen(PORT) and debugpy.wait_for_client().",
     "elastic_pre_hook": "run the command before fleetrun, or at the start of the script.",

@@ -104,8 +104,6 @@ class _CompletedLaunch(click.Command):
 
 
 class _Context(click.Context):
-    """A context that prints its help completely, or says why it cannot."""
-
     def get_help(self) -> str:
         """Print the help text and exit; click's own printing ignores a full disk."""
         put(super().get_help() + "\n")
@@ -149,7 +147,6 @@ def run(words: Sequence[str]) -> int:
         with ROOT.make_context("fleetrun", list(words)) as context:
             return int(ROOT.invoke(context) or 0)
     except click.exceptions.Exit as end:
-        # After --help.
         return end.exit_code
     except click.UsageError as error:
         raise UsageError(_sentence(error)) from None

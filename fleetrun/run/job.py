@@ -78,7 +78,7 @@ def launch(
         if keeper is not None and (allowed := keeper.open_files[1]) < needed:
             raise EnvironmentFault(
                 f"{len(slots.slots)} processes on this host need {needed} open files, and "
-                f"{allowed} are allowed: run `ulimit -n {needed}` first."
+                f"{allowed} are allowed: run `ulimit -n {needed}` first, as root."
             )
         attempts = Attempts(request, facts, engine, share, slots)
         if not is_real:
