@@ -76,7 +76,7 @@ def _resolved(setting: FieldSetting, ranks: HostTopology) -> FieldSetting:
             value, reason = _group(ranks)
         case _:
             # Only the training process knows the size of the gradients.
-            reason = "auto: a tenth of the gradients, at least 1 MB, known once the model exists"
+            reason = "auto: a tenth of the gradients, at least 1 MB"
             return setting._replace(reason=reason)
     return setting._replace(value=value, reason=f"auto: {reason}")
 

@@ -68,8 +68,6 @@ class FlightRecords(Source):
                     # differ, so that the job goes on.
                     self.send()
                     self._compare()
-            case _:
-                pass
 
     def _begin(self) -> None:
         # From other hosts, by rank; the last late collective of each rank of this host that others

@@ -5,6 +5,7 @@ Only a launch with a strategy loads it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from fleetrun.model import FieldVerdict
@@ -178,9 +179,12 @@ def _rows(shown: Sequence[FieldVerdict], room: int) -> list[str]:
         rows.append((row.name, _cut(row.asked), _cut(row.in_effect), status))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines: list[str] = []
-    whys = ["why"]
+    whys, before = ["why"], set[str]()
     for row in shown:
-        whys.append("as above" if row.why and row.why in whys else row.why)
+        parts = [part for part in re.split(r"; |\. (?=auto: )", row.why) if part]
+        new = [part for part in parts if part not in before]
+        whys.append("; ".join([*(["as above"] if len(new) < len(parts) else []), *new]))
+        before.update(new)
     for values, why in zip(rows, whys, strict=True):
         line = "".join(f"{cell:<{space}}{_GAP}" for cell, space in zip(values, widths, strict=True))
         beside = room - len(line)

@@ -143,8 +143,6 @@ class Watch(Source):
                 self.close()
             case StacksRequested():
                 self._take_stacks(self._answer)
-            case _:
-                pass
 
     def close(self) -> None:
         """Ask and report nothing more."""
