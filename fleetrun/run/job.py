@@ -40,9 +40,6 @@ from fleetrun.watch.watch import Watch
 if TYPE_CHECKING:
     from fleetrun.session.driver import Session  # only with other hosts
 
-# Files that the launcher opens for each process, its pidfd, a port and a log; and its other ones.
-_PER_PROCESS, _OWN_FILES = 3, 40
-
 
 def launch(
     request: Request,
@@ -74,7 +71,8 @@ def launch(
             facts = facts._replace(pid=keeper.pid)
         share = planner.share(request, facts)
         slots = planner.slots(request, facts, share)
-        needed = len(slots.slots) * _PER_PROCESS + hosts.bounds(request.nnodes)[1] + _OWN_FILES
+        # A pidfd, a port and a log for each, a connection for each host, and those of our own.
+        needed = 3 * len(slots.slots) + hosts.bounds(request.nnodes)[1] + 40
         if keeper is not None and (allowed := keeper.open_files[1]) < needed:
             raise EnvironmentFault(
                 f"{len(slots.slots)} processes on this host need {needed} open files, and "

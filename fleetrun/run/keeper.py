@@ -153,9 +153,10 @@ def keep() -> Keeper:
     ignored = frozenset(s for s in REQUESTS | STOPS if signal.getsignal(s) == signal.SIG_IGN)
     # Ignored, it would reap our children; and who writes in the background is not stopped for it.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # The kernel drops ignored signals only where they are not blocked. INT is heard even so: what a
-    # script starts with `&` ignores it, and `kill -INT` has to work.
-    heard = {signal.SIGINT, signal.SIGCHLD, signal.SIGCONT, _POKE, *((REQUESTS | STOPS) - ignored)}
+    # The kernel drops ignored signals only where they are not blocked. What a script starts with
+    # `&` ignores INT and QUIT, and `kill -INT` has to work, and `fleetrun stacks`.
+    ignored -= {signal.SIGINT, signal.SIGQUIT}
+    heard = {signal.SIGCHLD, signal.SIGCONT, _POKE, *((REQUESTS | STOPS) - ignored)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
     # What a shell had started before it became this process by `exec` does not belong to the job.
@@ -173,7 +174,7 @@ def keep() -> Keeper:
         os.close(write_fd)
         libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        return Keeper(read_fd, shared, ignored - {signal.SIGINT})
+        return Keeper(read_fd, shared, ignored)
     try:
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         os.closerange(3, write_fd)
@@ -216,14 +217,16 @@ class _Service:
                 is_typed = info.si_signo in _KEYS and info.si_code == _SI_KERNEL
                 self._pass_on(info.si_signo, is_typed=is_typed)
         code = os.waitstatus_to_exitcode(self._status)
-        # One that has ended by itself has left nobody that could be ended.
+        # One that has ended by itself has left nobody that could be ended, unless it has failed.
         if code < 0:
-            self._clean_up()
+            self._clean_up("was killed")
+        elif code == 1 and set(children.pids()) - self._others:
+            self._clean_up("has failed")
         self._settings.restore(os.getpgrp())
         return shell_code(code)
 
-    def _clean_up(self) -> None:
-        """End what a killed supervisor has left."""
+    def _clean_up(self, what: str) -> None:
+        """End what a supervisor has left."""
         grace_s = 0.0 if self._is_late else self._shared[_GRACE]
         children.sweep(
             self._others, grace_s=grace_s, stuck_s=30.0, hurried_by=self._heard & _HURRIES
@@ -231,7 +234,7 @@ class _Service:
         if self._shared[_HEARS] != _IN_GROUP:
             # Last: a terminal that Ctrl-S has stopped takes no words.
             with suppress(OSError):
-                os.write(2, b"fleetrun: the supervisor was killed; its ranks were stopped.\n")
+                os.write(2, f"fleetrun: the supervisor {what}; its ranks were stopped.\n".encode())
 
     def _pass_on(self, signum: int, *, is_typed: bool) -> None:
         self._is_pausing = (self._is_pausing or signum in STOPS) and signum != signal.SIGCONT

@@ -140,8 +140,7 @@ def spawn(
 ) -> Worker | SpawnRefusal:
     """Start SPEC with its output appended to LOGS, files of FOLDER.
 
-    It leads a session; one that reads the terminal joins TERMINAL_GROUP, the keeper's. OPEN_FILES
-    are its limits of these.
+    It leads a session; one that reads the terminal joins TERMINAL_GROUP, the keeper's.
     """
     place: dict[str, Any] = {"setsid": True}
     if terminal_group is not None:

@@ -103,6 +103,7 @@ class Supervisor:
             return self._end(self._state.outcome())
         finally:
             # No process is left now, unless this launcher itself has failed.
+            self._workers.clear()
             self._sweep()
             self._loop.close()
             self._keeper.release()
@@ -207,7 +208,8 @@ class Supervisor:
                 made = job.folder, job.plan, outcome, findings
                 investigation.write(*made, restarts=tuple(job.restarts), redact=job.redact)
         except Exception as error:  # noqa: BLE001 - the verdict must come, whatever /proc holds
-            self._log(f"The cause could not be examined, or {names.REPORT} written ({error!r}).")
+            why = error.strerror if isinstance(error, OSError) else repr(error)
+            self._log(f"The cause could not be examined, or {names.REPORT} written ({why}).")
         if outcome.cause is None:
             # The report says what the attempts before have failed of.
             return
@@ -306,8 +308,11 @@ class Supervisor:
             # The others that have failed by now; the rest is examined when all have ended.
             by_pidfd = {peer.pidfd: index for index, peer in self._workers.items()}
             ended_too = {by_pidfd[fd] for fd in poll(0.0, *by_pidfd)}
-            raised = (i for i in self._workers if failures.has_failed(self._job.plan, i, exited))
-            exited = exited._replace(also_failed=frozenset((*ended_too, *raised)))
+            # The verdict must come, whatever a file holds.
+            with suppress(Exception):
+                plan = self._job.plan
+                ended_too |= {i for i in self._workers if failures.has_failed(plan, i, exited)}
+            exited = exited._replace(also_failed=frozenset(ended_too))
         self._feed(exited)
 
     def _examine(self, exits: tuple[Exited, ...]) -> RootCauses:
@@ -340,7 +345,6 @@ class Supervisor:
                 "policy", state.deadline, lambda: self._feed(TimerExpired(time.monotonic()))
             )
         if isinstance(event, Gathered):
-            # In the first generation; later ones find them open.
             self._observers.open(self._loop)
         self._observers.on_event(event)
         if state.attempt != attempt and state.phase == policy.GATHERING:

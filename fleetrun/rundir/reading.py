@@ -137,13 +137,20 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - JSON
 def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) -> Record:
     """Return a KIND from the object DOCUMENT, as `plain` has it; keys of no field are ignored.
 
-    A field that is null or missing gets its default, or None. GIVEN fields are taken as they are.
+    A field that is null, missing or of another plain type gets its default, or None. GIVEN fields
+    are taken as they are.
     """
     make: Any = kind
     values = {name: _frozen(document.get(name.rstrip("_"))) for name in make._fields}
+    for name, annotation in make.__annotations__.items():
+        if not isinstance(values[name], _PLAIN.get(annotation.partition(" ")[0], object)):
+            values[name] = None
     known = {name: value for name, value in values.items() if value is not None}
     result: Record = make(**{**values, **make._field_defaults, **known, **given})
     return result
+
+
+_PLAIN: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
 
 def _frozen(value: object) -> object:

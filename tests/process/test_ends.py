@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from commandline import Driven
+from commandline import Command, Driven
 from processes import assert_no_survivors, supervisor_of
 from terminals import state
 from waiting import LONG_S, until
@@ -236,6 +237,34 @@ def test_the_keeper_ends_what_a_killed_supervisor_leaves(tmp_path: Path) -> None
     assert "the supervisor was killed" in done.stderr
     assert (tmp_path / "saved").exists()
     assert b"61.125" not in commands()
+
+
+def test_a_supervisor_that_fails_itself_leaves_nobody(tmp_path: Path) -> None:
+    job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.05; done; exit 5", "sleep 60")
+    launcher = job.start_until("ready0")
+    resource.prlimit(supervisor_of(launcher.pid), resource.RLIMIT_NOFILE, (4, 4))
+    (tmp_path / "go").touch()
+    done = job.finish(launcher)
+    assert done.code == 1
+    assert "fleetrun: the supervisor has failed; its ranks were stopped." in done.stderr
+
+
+def test_s21_a_damaged_record_of_a_rank_changes_nothing(tmp_path: Path) -> None:
+    record = '{"schema":1,"kind":"exception","restart":0,"pid":4000000,"monotonic":"x"}'
+    write = f"echo '{record}' >>$FLEETRUN_RECORDS; touch written; sleep 60"
+    fail = "until [ -e written ]; do sleep 0.05; done; exit 5"
+    done = Command(tmp_path, f"if [ $R = 0 ]; then {write}; fi; {fail}").run()
+    assert done.code == 5
+    assert done.stderr.startswith("fleetrun: rank 1 exited with 5.")
+
+
+def test_stacks_are_written_for_a_launch_that_ignores_the_keyboard(tmp_path: Path) -> None:
+    job = Command(tmp_path, "touch ready$R; until [ -e go ]; do sleep 0.05; done")
+    launcher = job.start(("sh", "-c", "trap '' QUIT INT; exec \"$@\"", "sh"))
+    job.wait_for("ready0", "ready1")
+    os.kill(launcher.pid, signal.SIGQUIT)
+    until(lambda: any(e["event"] == "stacks_requested" for e in job.events()))
+    assert job.release(launcher).code == 0
 
 
 @pytest.mark.parametrize("target", ["group", "name"])
