@@ -34,10 +34,10 @@ def parse_number(
     >>> [parse_number(text, is_whole=True, minimum=1, maximum=9) for text in ("8", 8.5, "nan")]
     [8, None, None]
     """
-    # Python also reads the digits of other scripts.
+    # Python also reads the digits of other scripts, and underscores between digits.
     if not isinstance(value, int | float | str) or isinstance(value, bool):
         return None
-    if isinstance(value, str) and not value.isascii():
+    if isinstance(value, str) and (not value.isascii() or "_" in value):
         return None
     try:
         number = int(value) if is_whole and isinstance(value, str) else float(value)

@@ -36,6 +36,12 @@ def test_a_number_is_within_its_bounds_and_worth_what_was_written(
             assert isinstance(converted, int if is_whole else float)
 
 
+@pytest.mark.parametrize("text", ["1_0", "1_0.5", "\u0661"])
+def test_what_only_python_reads_as_a_number_is_none(text: str) -> None:
+    for is_whole in (True, False):
+        assert parse_number(text, is_whole=is_whole, minimum=None, maximum=99) is None
+
+
 @given(ANY)
 def test_a_boolean_is_none_or_one_and_a_number_is_no_other(value: object) -> None:
     converted = parse_bool(value)
@@ -72,7 +78,9 @@ def test_ranges_are_read_as_they_are_written(numbers: set[int]) -> None:
     assert [number for part in parts for number in parse_range(part) or ()] == sorted(numbers)
 
 
-@pytest.mark.parametrize("text", ["", "s", "1 x", "-1s", "1m soon", "\u0662s", "nan", "1..5s"])
+@pytest.mark.parametrize(
+    "text", ["", "s", "1 x", "-1s", "1m soon", "\u0662s", "nan", "1..5s", "1_0", "1_0s"]
+)
 def test_what_is_no_duration_is_none(text: str) -> None:
     assert parse_duration(text) is None
 

@@ -41,16 +41,16 @@ def read(path: str) -> Config:
 
 
 def _entries(path: str) -> Iterator[Given]:
-    from yaml import MappingNode
+    from yaml import MappingNode, ScalarNode
 
     with yamlfile.loading(yamlfile.text_of(path, "this config file"), path) as loader:
         node = loader.get_single_node()
-    if node is not None and not isinstance(node, MappingNode):
-        raise UsageError(f"{path}:{node.start_mark.line + 1}: write one `option: value` a line.")
-    for key, value in () if node is None else node.value:
+    is_map = node is None or isinstance(node, MappingNode)
+    for key, value in () if node is None else node.value if is_map else [(node, node)]:
         where, typed = f"{path}:{key.start_mark.line + 1}", str(key.value)
-        name = typed.replace("-", "_")
-        option = BY_SPELLING.get(name)
+        if not is_map or not isinstance(key, ScalarNode):
+            raise UsageError(f"{where}: write one `option: value` a line.")
+        option = BY_SPELLING.get(name := typed.replace("-", "_"))
         if option is None:
             elsewhere.refuse_gone(name, f"{where}: {typed}")
             ending = elsewhere.suggest(typed, BY_SPELLING, "")

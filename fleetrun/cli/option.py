@@ -107,11 +107,8 @@ class Option(click.Option):
         """
         if self.kind.complete and "~" in raw:
             raw = ",".join(map(os.path.expanduser, raw.split(",")))
-        typed, source, spelling = (
-            typed or self.opts[0],
-            source or COMMAND_LINE,
-            spelling or self.label,
-        )
+        typed, source = typed or self.opts[0], source or COMMAND_LINE
+        spelling = spelling or self.label
         return Given(self.label, raw, typed, source, spelling, self.kind.name == "pairs")
 
     def of_environment(self, environ: Mapping[str, str], ignored: Iterable[str]) -> list[Given]:

@@ -195,7 +195,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("log_max_size", LOG_SIZE, "job", "SIZE",
            "Move the older part of a larger log to workerlog.N.1, .2, ...: 100M, 2G. 0: never.",
            field="log_max_bytes"),
-    Option("metrics_period", seconds(0), "job", "SECONDS",
+    Option("metrics_period", seconds(0.1, or_zero=True), "job", "SECONDS",
            "Interval of the measurements in metrics.jsonl of the run directory. 0: never.",
            field="metrics_period_s"),
     Option("metrics_port", PORT, "job", "PORT",

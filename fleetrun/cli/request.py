@@ -118,9 +118,11 @@ def resolve(  # noqa: C901 - one step after the other
     if left_behind and nnodes == "1" and not in_cloud and mode.is_uniform:
         ignored = "this job is on one host and ignores what another launcher left behind"
         notes.append(f"{ignored}: {', '.join(dict.fromkeys(left_behind))}.")
-    if chosen.is_from("master", COMMAND_LINE) and nnodes == "1":
-        why = "the job is on one host; for several, give all --nnodes=N"
-        notes.append(f"{chosen.given['master'].typed} has no effect: {why}.")
+    idle = ("master", "rank") if (chosen["rank"] or 0) > 0 and not is_placed else ("master",)
+    typed = [chosen.given[name].typed for name in idle if chosen.is_from(name, COMMAND_LINE)]
+    if typed and nnodes == "1":
+        what = f"{' and '.join(typed)} {'have' if typed[1:] else 'has'} no effect"
+        notes.append(f"{what}: the job is on one host; for several, give all --nnodes=N.")
     strategy, strategy_settings = _strategy(chosen)
 
     fields: dict[str, Any] = {

@@ -91,15 +91,16 @@ def number(minimum: int, maximum: int | None = None, words: tuple[str, ...] = ()
     return Type("int", parse, wanted + ending, words=words)
 
 
-def seconds(minimum: float = 0) -> Type:
-    """Return the type of a time of MINIMUM seconds or more: 90, or 1h30m."""
+def seconds(minimum: float = 0, *, or_zero: bool = False) -> Type:
+    """Return the type of a time of MINIMUM seconds or more, and 0 if OR_ZERO: 90, or 1h30m."""
 
     def parse(text: str) -> Value:
         value = parse_duration(text)
-        return value if value is not None and minimum <= value <= _MOST else None
+        is_allowed = value is not None and minimum <= value <= _MOST
+        return value if is_allowed or (or_zero and value == 0) else None
 
-    wanted = f"give a number of seconds, {minimum:g} or more, or a time such as 90s, 30m or 1h30m."
-    return Type("duration", parse, wanted)
+    wanted = f"{'0 or ' * or_zero}a number of seconds, {minimum:g} or more"
+    return Type("duration", parse, f"give {wanted}, or a time such as 90s, 30m or 1h30m.")
 
 
 def choice(*words: str, synonyms: Mapping[str, str] | None = None) -> Type:

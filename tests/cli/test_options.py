@@ -50,6 +50,8 @@ def test_a_row_is_whole(option: Option) -> None:
         ("nproc_per_node", "2", 2),
         ("nproc_per_node", "GPU", "gpu"),
         ("grace", "0", 0.0),
+        ("metrics_period", "0", 0.0),
+        ("metrics_period", "0.1", 0.1),
         ("backend", "NCCL", "nccl"),
         ("log_level", "DEBUG", "debug"),
         ("log_level", "20", "info"),

@@ -273,7 +273,11 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
     ("--ips=a,b --rank=1", {}, {"rank": 1}, ()),
     ("--ips=a,b --rank -1", {}, {"rank": None}, ()),
     ("--rank=0", {}, {"rank": None}, ()),
-    ("--rank=2", {}, {"rank": None}, ()),
+    ("--rank=2", {}, {"rank": None}, (f"--rank {ONE_HOST}",)),
+    ("--rank=1 --master=:1 --nnodes=1", {}, {"rank": None},
+     (f"--master and --rank {ONE_HOST.replace('has', 'have')}",)),
+    ("", {"PADDLE_RANK": "2"}, {"rank": None},
+     ("this job is on one host and ignores what another launcher left behind: $PADDLE_RANK.",)),
     ("--rank=1", CLOUD, {"rank": 1}, ()),
     # The kind of devices is what an option or a variable names.
     ("", {}, {"device_kind": None}, ()),
@@ -444,7 +448,9 @@ def test_what_has_no_effect_says_so(option: Option) -> None:
     [
         ("gpu: 0\n", "fleetrun.yaml:1: no such option: gpu; did you mean gpus?"),
         ("\nxyzzy: 0\n", "fleetrun.yaml:2: no such option: xyzzy; `fleetrun --help=all` lists"),
-        ("[a]: 0\n", "fleetrun.yaml:1: no such option: "),
+        ("[a]: 0\n", "fleetrun.yaml:1: write one `option: value` a line."),
+        ("quiet: 1\n? [a, b]\n: c\n", "fleetrun.yaml:2: write one `option: value` a line."),
+        ("? {a: b}\n: c\n", "fleetrun.yaml:1: write one `option: value` a line."),
         ("nproc_per_node: abc\n", "fleetrun.yaml:1: nproc_per_node=abc: give a whole number"),
         ("tee: x\n", "fleetrun.yaml:1: tee=x: give all, or ranks"),
         ("quiet: maybe\n", "fleetrun.yaml:1: quiet=maybe: give true or false."),
