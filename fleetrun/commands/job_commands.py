@@ -76,8 +76,12 @@ def selected(word: str | None, running: Sequence[RunningJob], command: str) -> R
         raise UsageError(f"{command}: {len(matches)} jobs match; name one by its number: {listed}.")
     if none and running:
         raise UsageError(f"{none}: {listed}.")
-    name = "job of yours" if word is None else f"job {word}"
-    raise UsageError(f"{command}: no {name} runs on this host; `fleetrun ps` lists what does.")
+    raise _unknown(word, command)
+
+
+def _unknown(word: str | None, command: str) -> UsageError:
+    name = "job of yours" if word is None else f'job "{word}"'
+    return UsageError(f"{command}: no {name} runs on this host; `fleetrun ps` lists what does.")
 
 
 @click.command("ps", help="List your jobs on this host. JOB is a process id or a name.")
@@ -88,6 +92,8 @@ def ps(words: tuple[str, ...], *, is_json: bool) -> int:
     running = jobs.find()
     wanted = [job for word in words for job in jobs.named(running, word)]
     records = [record(job) for job in running if not words or job in wanted]
+    if words and running and not records:
+        raise _unknown(words[0], "ps")
     if is_json:
         return put("".join(json.dumps(job) + "\n" for job in records))
     if not records:

@@ -14,6 +14,7 @@ from commandline import Command, fleetrun, process_in_background, started
 from processes import assert_no_survivors
 from waiting import LONG_S, until
 
+from fleetrun.cli import app
 from fleetrun.commands import job_commands
 from fleetrun.host import jobs
 from fleetrun.host.jobs import RunningJob
@@ -183,3 +184,22 @@ def test_a_job_is_meant_by_its_number_its_name_or_the_beginning_of_that(
     word: str, meant: int
 ) -> None:
     assert job_commands.selected(word, JOBS, "stop") == JOBS[meant]
+
+
+@pytest.mark.parametrize("word", ["zzz", ""])
+@pytest.mark.parametrize("command", ["ps", "stop", "attach", "stacks"])
+def test_a_job_that_does_not_run_is_an_error_of_each_command(
+    word: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jobs, "find", lambda: JOBS)
+    assert app.main([command, word], environ={}) == 2
+    told = f'{command}: no job "{word}" runs on this host; `fleetrun ps` lists what does.'
+    assert capsys.readouterr() == ("", f"fleetrun: {told}\n")
+
+
+def test_without_any_job_the_list_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jobs, "find", lambda: ())
+    assert app.main(["ps", "zzz"], environ={}) == 0
+    assert capsys.readouterr().out == "No job of yours runs on this host.\n"
