@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import tempfile
@@ -47,7 +48,10 @@ def logs(job: CheckedJob) -> Iterator[Finding]:
     folder = _folder(job)
     full = "the logs of the ranks will be cut off soon"
     fix = f"df -h {folder}; df -i {folder}  # make room, or give another --log_dir"
-    yield _space("disk for logs", folder, full, "logs and checkpoints may not fit", fix)
+    closed = ("a launch ends with 3", f"chmod u+w {folder}  # or give another --log_dir")
+    yield _space(
+        "disk for logs", folder, full, "logs and checkpoints may not fit", fix, closed=closed
+    )
 
 
 def _folder(job: CheckedJob) -> str:
@@ -57,8 +61,19 @@ def _folder(job: CheckedJob) -> str:
     return folder
 
 
-def _space(check: str, folder: str, full: str, tight: str, fix: str) -> Finding:
-    """Judge the space of FOLDER; FULL and TIGHT say what little means."""
+def _space(
+    check: str,
+    folder: str,
+    full: str,
+    tight: str,
+    fix: str,
+    *,
+    closed: tuple[str, str] | None = None,
+) -> Finding:
+    """Judge the space of FOLDER; FULL and TIGHT say what little means.
+
+    CLOSED is the meaning and the fix if nobody may write there.
+    """
     try:
         room = os.statvfs(folder)
         free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
@@ -68,6 +83,8 @@ def _space(check: str, folder: str, full: str, tight: str, fix: str) -> Finding:
             file.write(b"\0" * _TRIED_BYTES)
             os.fsync(file.fileno())
     except OSError as failure:
+        if closed is not None and failure.errno in {errno.EACCES, errno.EROFS}:
+            full, fix = closed
         return error(check, f"{folder} cannot be written ({failure.strerror})", full, fix)
     if free < _FULL:
         return error(check, seen, full, fix)

@@ -89,12 +89,11 @@ def command(words: Sequence[str], host: HostEntry) -> list[str]:
 
 def why(code: int, last: str) -> str:
     """Return why an ssh that has printed LAST at its end and ended with CODE ran no fleetrun."""
+    seen = last or f"its ssh ended with {code}"
     if code in _NO_PROGRAM or "No module named" in last:
-        return f"fleetrun is not installed there for {sys.executable} ({last}): install it there."
-    if code == 1:
-        # Our side has refused the order.
-        return last
-    return f"ssh: {last.removeprefix('ssh: ') or f'it ended with exit code {code}'}"
+        return f"fleetrun is not installed there for {sys.executable} ({seen}): install it there."
+    # With 1, our side has refused the order.
+    return seen if code == 1 or not last else f"ssh: {last.removeprefix('ssh: ')}"
 
 
 def addresses(words: Sequence[str], hosts: Sequence[HostEntry]) -> list[str]:

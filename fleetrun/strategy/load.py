@@ -132,7 +132,8 @@ def find(name: str) -> str:
         raise UsageError(f"{name} is {kind}, not a strategy file.")
     presets = f"presets are {', '.join(PRESETS)}."
     hint = suggestion(name, PRESETS, presets)
-    raise UsageError(f"there is no file {name}, nor a preset of that name{hint}")
+    shown = name or '""'
+    raise UsageError(f"there is no file {shown}, nor a preset of that name{hint}")
 
 
 def _stop(error: UsageError) -> None:

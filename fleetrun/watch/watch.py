@@ -30,7 +30,7 @@ from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.proc import Stat
 from fleetrun.rundir import flightfile, heartbeat, names, reading, variables
 from fleetrun.rundir.rankfile import ErrorReport
-from fleetrun.text import sentence
+from fleetrun.text import counted, sentence
 from fleetrun.watch.flightrecords import FlightRecords
 from fleetrun.watch.silence import Sample, SilenceClock, works
 
@@ -354,7 +354,7 @@ class Watch(Source):
         self._write_stacks("fleetrun was asked for its stack", texts)
         name = names.stacks("*") if len(texts) > 1 else self._stacks_name(next(iter(texts)))
         where = names.run_path(self._job.plan, name)
-        self._notice("stacks", f"the stacks of {len(texts)} processes are in {where}.")
+        self._notice("stacks", f"the stacks of {counted(len(texts), 'process')} are in {where}.")
 
     def _stacks_name(self, process: int) -> str:
         spec = self._job.plan.processes[process]

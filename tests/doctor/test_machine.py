@@ -121,3 +121,12 @@ def test_limits_of_control_groups_are_read(
     for folder, files in folders.items():
         put(root / "sys" / "fs" / "cgroup" / folder, **files)
     assert machine.control_group(str(root)) == expected
+
+
+def test_logs_that_may_not_be_written_are_not_taken_for_a_full_disk() -> None:
+    # Not even root creates files there.
+    (finding,) = machine.logs(CheckedJob(a_request(log_dir="/sys/log"), {}))
+    assert bad([finding]) == [("disk for logs", ERROR)]
+    assert finding.seen.startswith("/sys cannot be written (")
+    assert finding.means == "a launch ends with 3"
+    assert finding.fix == "chmod u+w /sys  # or give another --log_dir"

@@ -7,13 +7,14 @@ import os
 import re
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from checkout import ROOT
 from processes import assert_no_survivors
-from sshd import HOSTS, by_instead, by_ssh
+from sshd import HOSTS, by_instead, by_ssh, instead_of_ssh
 from waiting import LONG_S, until
 
 from fleetrun.cli import app, request
@@ -305,6 +306,22 @@ def test_a_host_whose_ssh_cannot_be_started_is_named(
     assert len(lines) == 3
     assert lines[0].startswith("fleetrun: a  ssh: it cannot be started here (Exec format error")
     assert lines[2] == "fleetrun: Nothing was started."
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (1, "a  its ssh ended with 1"),
+        (127, "a  fleetrun is not installed there for {python} (its ssh ended with 127): install"),
+        (255, "a  its ssh ended with 255"),
+    ],
+)
+def test_an_ssh_that_says_nothing_is_given_as_the_reason(
+    code: int, line: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    instead = instead_of_ssh(tmp_path, f"exit {code}")
+    assert app.main(["--hosts=a:1", instead, "t.py"], environ={}) == 3
+    assert capfd.readouterr().err.startswith(f"fleetrun: {line.format(python=sys.executable)}")
 
 
 def a_request(*words: str) -> Request:

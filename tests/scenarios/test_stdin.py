@@ -100,9 +100,7 @@ def test_the_key_for_stacks_ends_nobody(tmp_path: Path, terminal: Terminal) -> N
     launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
     job.wait_for("ready0")
     terminal.type(b"\x1c")
-    until(
-        terminal.shows(b"the stacks of 1 processes are in") if False else terminal.shows(b"stacks")
-    )
+    until(terminal.shows(b"he stacks of 1 process are in"))
     (tmp_path / "go").touch()
     assert ended(launcher, terminal, job) == 0
 
