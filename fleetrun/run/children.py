@@ -100,7 +100,7 @@ def sweep(
                         spared = spared | {pid}
             wait_s = kill_at - now if now < kill_at else _ROUND_S
             info = signal.sigtimedwait({signal.SIGCHLD, *hurried_by}, wait_s)
-            if info is not None and info.si_signo != signal.SIGCHLD:
+            if info is not None and info.si_signo in hurried_by:
                 kill_at = min(kill_at, time.monotonic())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

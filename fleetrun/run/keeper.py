@@ -159,7 +159,7 @@ def keep() -> Keeper:
     heard = {signal.SIGCHLD, signal.SIGCONT, _POKE, *((REQUESTS | STOPS) - ignored)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
-    # What a shell had started before it became this process by `exec` does not belong to the job.
+    # What a shell had started before it became this process by `exec`.
     others = frozenset(children.pids())
     shared = memoryview(mmap.mmap(-1, 3 * 8)).cast("d")
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -175,6 +175,7 @@ def keep() -> Keeper:
         libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return Keeper(read_fd, shared, ignored)
+    code = 1
     try:
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         os.closerange(3, write_fd)
@@ -213,7 +214,8 @@ class _Service:
             info = signal.sigtimedwait(self._heard, wait_s)
             if info is not None and info.si_signo == signal.SIGCHLD:
                 self._reap()
-            elif info is not None:
+            # After a stop that was longer than the wait, CPython returns any number.
+            elif info is not None and info.si_signo in self._heard:
                 is_typed = info.si_signo in _KEYS and info.si_code == _SI_KERNEL
                 self._pass_on(info.si_signo, is_typed=is_typed)
         code = os.waitstatus_to_exitcode(self._status)
@@ -275,6 +277,5 @@ class _Service:
         """Kill the ranks of a supervisor that is stopped, or that the kernel holds."""
         self._is_late = True
         for pid in children.pids(self._pid):
-            # Its helpers share its group.
             if children.group(pid) not in {None, os.getpgid(self._pid)}:
                 children.send(pid, signal.SIGKILL)

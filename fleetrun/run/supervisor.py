@@ -186,7 +186,6 @@ class Supervisor:
         """Let the observers and the user know of OUTCOME, and return it."""
         ended_at = time.monotonic()
         self._observers.on_event(Finished(outcome, ended_at))
-        # The last output of the ranks comes before the launcher's last lines.
         self._deliver()
         if outcome.cause is not None or outcome.earlier:
             self._explain_end(outcome)

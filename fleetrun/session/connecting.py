@@ -80,7 +80,8 @@ class Dialer:
     def begin(self) -> None:
         """Call, or call again after a connection was lost; abandon what is under way."""
         self.close()
-        self._round()
+        self._queue = []
+        self._next()
 
     def close(self) -> None:
         """Stop calling; a connection that was handed over belongs to its owner."""

@@ -25,8 +25,8 @@ from fleetrun.session.rank_assignment import Host
 
 FORMING, PREPARING, RUNNING = "forming", "preparing", "running"
 STOPPING, ENDED = "stopping", "ended"
-# How many remarks are kept.
-_REMARKS = 16
+# How many remarks are kept; the exit codes of hosts that were asked to end (HUP, INT, TERM).
+_REMARKS, _ASKED = 16, frozenset((129, 130, 143))
 
 
 class Heard(NamedTuple):
@@ -153,7 +153,7 @@ class State(NamedTuple):
 def step(state: State, event: Event) -> tuple[State, tuple[Send, ...]]:
     """Return the state after EVENT, and the actions to perform."""
     match event:
-        case Heard(message=messages.Join() as join):
+        case Heard(message=messages.Join() as join) if not _is_of_next_job(state, join):
             state = _join(state, event, join)
         case Heard() if event.link in state.hosts:
             state = _hear(state, event)
@@ -168,6 +168,12 @@ def step(state: State, event: Event) -> tuple[State, tuple[Send, ...]]:
 
 
 # Who may take part ------------------------------------------------------------------------------
+
+
+def _is_of_next_job(state: State, join: messages.Join) -> bool:
+    # It calls again, and finds the coordinator of that when this one has gone.
+    is_known = join.last is not None or join.request.launcher in state.heard_end
+    return state.phase == ENDED and state.has_begun and not is_known
 
 
 def _join(state: State, event: Heard, join: messages.Join) -> State:
@@ -266,7 +272,9 @@ def _hear(state: State, event: Heard) -> State:
         case messages.Heartbeat(number=number):
             return _acknowledge(state, event, number)
         case messages.Leave(failure=left) as leave:
-            if left is not None and not left.is_departure and state.phase == FORMING:
+            # A job that has begun needs nobody who has never had a place.
+            is_needed = state.phase == FORMING and (not state.has_begun or host.order >= 0)
+            if left and not left.is_departure and is_needed:
                 return _end(state, host.launcher, left)
             return _lose(state, link, "fleetrun has ended", leave).send(None, link)
         case messages.Report() as report if report.generation == state.generation:
@@ -417,9 +425,8 @@ def _newcomers(state: State, at: float) -> list[str]:
     config = state.config
     if config.least == config.most or len(state.placed) >= config.most:
         return []
-    new = [
-        host for host in state.joined.values() if not rank_assignment.is_failing(host, state.counts)
-    ]
+    is_failing = rank_assignment.is_failing
+    new = [host for host in state.joined.values() if not is_failing(host, state.counts)]
     newest = max((host.joined_at for host in new), default=inf)
     return [host.name for host in new] if at >= newest + config.elastic_timeout_s else []
 
@@ -434,7 +441,7 @@ def _conclude(state: State, at: float) -> State:
     if decision.is_final:
         return _end(state, launcher, failure, decision.given_up)
     counts = dict(state.counts)
-    if blame.where is not None:
+    if blame.where is not None and failure.exit_code not in _ASKED:
         counts[blame.where] = counts.get(blame.where, 0) + 1
     verdict = Verdict(state.generation, launcher, failure, is_final=False)
     state = state.send(verdict, *state.placed)._replace(

@@ -376,8 +376,6 @@ class Session:
                 self._stop(failure)
             case Verdict():
                 self.judge(message)
-            case _:
-                pass
 
     def _obey(self, config: RendezvousConfig, remarks: Sequence[str]) -> None:
         if config != self.config:
@@ -410,7 +408,6 @@ class Session:
             self._standing = Standing.STOPPING
             self.handler.stop(failure)
         elif self._standing is Standing.PLACED:
-            # They are being started.
             self._clock.timer("stop", self._clock.now() + _AGAIN_S, partial(self._stop, failure))
 
     def judge(self, verdict: Verdict) -> None:

@@ -131,7 +131,6 @@ class Election:
             return
         leader = LeaseHolder(session.launcher, host, session.endpoint.port)
         value, ttl_s = _CODEC.write(leader).decode(), math.ceil(session.config.heartbeat_timeout_s)
-        # Not before there is an answer.
         self._timer("look", None)
         self._key.ask(partial(self._campaigned, host, listener), "campaign", value, ttl_s, revision)
 

@@ -108,10 +108,9 @@ class Rendezvous(Gathering, SessionHandler):
     def look_again(self) -> None:
         """Give up after a time if no coordinator says how long to wait."""
         if self._until is None:
-            config = self._session.config
             # The lease of a lost coordinator has to end first.
-            lease_s = 3 * config.heartbeat_timeout_s if self._attempt else 0.0
-            self._wait(config.rdzv_timeout_s + lease_s)
+            lease_s = 3 * self._session.config.heartbeat_timeout_s if self._attempt else 0.0
+            self._wait(self._session.config.rdzv_timeout_s + lease_s)
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan for ROSTER, and report whether that is possible."""
@@ -155,7 +154,8 @@ class Rendezvous(Gathering, SessionHandler):
             error = self._error_of(verdict.failure)
         # The coordinator stays for a host that starts a moment later and would find nobody.
         early = (2, EnvironmentFault.exit_code, _INTERRUPTED)
-        if self._session.serves and not self._attempt and error.exit_code in early:
+        is_early = not self._attempt and (verdict.launcher or error.exit_code in early)
+        if self._session.serves and is_early:
             self._tell(error)
         else:
             self._refuse(error)
@@ -238,11 +238,10 @@ def join(
     if members:
         from fleetrun.session.election import Election  # only with etcd
 
-        ips = [address.ip for address in own.facts.addresses]
-        reached = [ip for ip in ips if not hosts.is_loopback(ip) and ":" not in ip]
-        is_far = reached and not all(hosts.is_loopback(point.host) for point in members)
-        points = [(point.host, point.port) for point in members]
-        elect = partial(Election, members=points, own_address=reached[0] if is_far else "")
+        ips = [address.ip for address in own.facts.addresses if ":" not in address.ip]
+        far = [ip for ip in ips if not hosts.is_loopback(ip)]
+        is_far = far and not all(hosts.is_loopback(point.host) for point in members)
+        elect = partial(Election, members=members, own_address=far[0] if is_far else "")
     endpoint, name = own.endpoint(has_store=elect is not None), own.bare.named()
     session = Session(endpoint, own.launcher, host=name, log=log, elect=elect)
     return session, Rendezvous(session, own, redact=redact, log=log)

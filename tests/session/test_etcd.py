@@ -100,7 +100,7 @@ def test_who_reaches_etcd_by_a_loopback_address_is_called_at_another_one(
     session = Session(where, "first", host="node-1", log=print, elect=elect)
     loop = Loop()
     session.open(loop)
-    session.join(JoinRequest("", "node-1", 1, (), (), None, "run"))
+    session.join(JoinRequest("", "node-1", 1, (), (), None))
     while not session.serves:
         loop.turn()
     assert '"127.0.0.2"' in client(endpoint, name="near").look()[0]

@@ -88,9 +88,6 @@ class Metrics(Sink):
             itself.command(code),
             os.environ,
             file_actions=fds,
-            # A process group of its own spares it Ctrl-C; in our session it does not count as part
-            # of the job.
-            setpgroup=0,
             setsigmask=(),
             setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
         )

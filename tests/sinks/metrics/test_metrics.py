@@ -154,3 +154,12 @@ def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     with pytest.raises(EnvironmentFault) as caught:
         sink.prepare()
     assert "pip install prometheus-client" in str(caught.value)
+
+
+def test_a_restart_leaves_who_measures(tmp_path: Path) -> None:
+    have = "log/latest/metrics.jsonl"
+    more = f"n=$(wc -l <{have}); until [ $(wc -l <{have}) -gt $n ]; do sleep 0.05; done"
+    script = f"until [ -s {have} ]; do sleep 0.05; done; {more}; [ $PADDLE_RESTART_COUNT = 1 ]"
+    done = Command(tmp_path, f"{script} || exit 5", OFTEN, "--max_restart=1", ranks=1).run()
+    assert done.code == 0, done.stderr
+    assert "without metrics" not in done.stderr
