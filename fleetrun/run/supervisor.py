@@ -102,9 +102,8 @@ class Supervisor:
                 raise self._why_no_plan
             return self._end(self._state.outcome())
         finally:
-            # No process is left now, unless this launcher itself has failed.
-            self._workers.clear()
-            self._sweep()
+            # Only our helpers are left now, unless this launcher itself has failed.
+            children.sweep(frozenset())
             self._loop.close()
             self._keeper.release()
 

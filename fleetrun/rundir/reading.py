@@ -144,7 +144,7 @@ def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) 
     values = {name: _frozen(document.get(name.rstrip("_"))) for name in make._fields}
     for name, annotation in make.__annotations__.items():
         # typing.NamedTuple keeps the text of an annotation like this.
-        kind_name = annotation.__forward_arg__.partition(" ")[0]
+        kind_name = getattr(annotation, "__forward_arg__", "").partition(" ")[0]
         if not isinstance(values[name], _PLAIN.get(kind_name, object)):
             values[name] = None
     known = {name: value for name, value in values.items() if value is not None}
