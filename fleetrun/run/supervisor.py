@@ -273,7 +273,8 @@ class Supervisor:
             why = "other hosts would lose us" if is_shared else "no shell could continue the job"
             self._log(f"Ctrl-Z has no effect: {why}. Ctrl-C ends the job.")
             # The terminal has stopped those of its foreground group that do not handle it.
-            os.killpg(self._keeper.group, signal.SIGCONT)
+            if is_foreground:
+                os.killpg(self._keeper.group, signal.SIGCONT)
             return
         # Ranks lead sessions without a terminal, where TSTP has no effect. A process that reads the
         # terminal gets TSTP from the terminal.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from commandline import FLEETRUN, Command
 from meetings import Meeting
+from terminals import state
 from waiting import until
 
 from fleetrun.run.events import STRATEGY_REJECTED
@@ -24,10 +26,16 @@ pytestmark = pytest.mark.extended
 def test_ctrl_z_does_not_stop_a_launcher_for_which_others_wait(tmp_path: Path) -> None:
     job = Meeting(tmp_path, "exit 0", "--nnodes=2")
     launcher = job.start()
-    launcher.send_signal(signal.SIGTSTP)
-    until(lambda: "Ctrl-Z has no effect" in job.output(0))
-    job.start()
-    assert job.ends() == [0, 0]
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        # Of the launcher's process group, which is that of the tests.
+        stranger.send_signal(signal.SIGSTOP)
+        until(lambda: state(stranger.pid) == "T")
+        launcher.send_signal(signal.SIGTSTP)
+        until(lambda: "Ctrl-Z has no effect" in job.output(0))
+        job.start()
+        assert job.ends() == [0, 0]
+        assert state(stranger.pid) == "T"
+        stranger.kill()
 
 
 @pytest.mark.parametrize("is_stranger", [False, True])
