@@ -102,10 +102,8 @@ def own(request: Request) -> str:
     useless = dead_ends(own_addresses, "/")
     reachable = [
         address.ip
-        for address in own_addresses
-        if ":" not in address.ip
-        and not hosts.is_loopback(address.ip)
-        and address.interface not in useless
+        for address in hosts.reached_at(own_addresses)
+        if address.interface not in useless
     ]
     if not reachable:
         raise EnvironmentFault(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address
 
 from fleetrun.errors import EnvironmentFault, StrangerFault, UsageError
-from fleetrun.model import Endpoint, Facts, Request
+from fleetrun.model import Address, Endpoint, Facts, Request
 from fleetrun.plan import origin
 from fleetrun.plan.layout import ModeHosts
 from fleetrun.text import is_digits
@@ -233,11 +233,13 @@ def place(places: ModeHosts, request: Request, facts: Facts) -> tuple[int, tuple
     return me, notes
 
 
+def reached_at(addresses: Sequence[Address]) -> list[Address]:
+    """Return those of our ADDRESSES that other hosts may reach: IPv4, and no loopback."""
+    return [at for at in addresses if not is_loopback(at.ip) and ":" not in at.ip]
+
+
 def own_addresses(facts: Facts) -> str:
     """List our addresses with their interfaces, without loopback and IPv6."""
-    addresses = [
-        f"{address.ip} ({address.interface})"
-        for address in facts.addresses
-        if not is_loopback(address.ip) and ":" not in address.ip
-    ]
+    reached = reached_at(facts.addresses)
+    addresses = [f"{address.ip} ({address.interface})" for address in reached]
     return ", ".join(addresses) or "no address but loopback"

@@ -20,11 +20,11 @@ from fleetrun.model import Request
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.remote import ssh, sshjob
 from fleetrun.remote.ssh import HostOrder, SshConnection
+from fleetrun.run.policy import POLITE
 from fleetrun.rundir.folder import write_all
 from fleetrun.rundir.variables import with_token
 from fleetrun.text import visible
 
-_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEAT_S = 1.0
 # How long all hosts may take to answer.
 _ANSWER_S = 60.0
@@ -103,7 +103,7 @@ class Head:
         # nohup has SIGHUP ignored.
         before = {
             number: signal.signal(number, lambda signum, _: self._events.put(signum))
-            for number in _CAUGHT
+            for number in POLITE
             if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP
         }
         beat_at = time.monotonic() + _BEAT_S

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from fleetrun.engines.detect import Detected
 from fleetrun.errors import EnvironmentFault, shell_code
 from fleetrun.run import libc
+from fleetrun.run.policy import POLITE
 from fleetrun.rundir.variables import with_token
 
-_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Meant for tasks by sbatch and salloc; older versions of srun would apply them.
 _OTHERS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_NODE")
 
@@ -37,7 +37,7 @@ def run(words: Sequence[str], allocation: Detected) -> int:
         "--disable-status",
     )
     # Blocked from here on, so that no signal is lost before the wait.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_CAUGHT, signal.SIGCHLD})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*POLITE, signal.SIGCHLD})
 
     def prepare() -> None:
         # The job must end with us, however we end: srun kills it on this signal.
@@ -56,7 +56,7 @@ def run(words: Sequence[str], allocation: Detected) -> int:
         )
         first = 0
         while process.poll() is None:
-            number = signal.sigwait({*_CAUGHT, signal.SIGCHLD})
+            number = signal.sigwait({*POLITE, signal.SIGCHLD})
             if number != signal.SIGCHLD:
                 # srun kills its tasks at once when terminated.
                 process.send_signal(signal.SIGTERM if first else signal.SIGINT)

@@ -25,6 +25,7 @@ from fleetrun.model import Request, Task
 from fleetrun.plan.kinds import is_mask
 from fleetrun.remote import srun
 from fleetrun.run import job, libc
+from fleetrun.run.keeper import REQUESTS
 from fleetrun.run.observers import Caller
 from fleetrun.rundir.variables import TOKEN
 
@@ -36,11 +37,6 @@ _TAKEN, _OVER = b"taken", b"over"
 _CHUNK = 1 << 16
 # The exit code of a task whose first one was killed.
 _LOST = 137
-# The leader gets these as well, and ends gracefully.
-_IGNORED = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGUSR1, signal.SIGUSR2),
-)
 
 
 class TaskPlace(NamedTuple):
@@ -96,7 +92,8 @@ def follow(place: TaskPlace, task: Task, timeout_s: float) -> int:
             link.connect(place.name)
             link.send(hello)
             if link.recv(_CHUNK) == _TAKEN:
-                for signum in _IGNORED:
+                # The leader gets these as well, and ends gracefully.
+                for signum in REQUESTS:
                     signal.signal(signum, signal.SIG_IGN)
                 return 0 if link.recv(_CHUNK) == _OVER else _LOST
         time.sleep(_LOOK_S)

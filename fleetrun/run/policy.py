@@ -40,6 +40,8 @@ from fleetrun.run.events import (
 )
 
 HUP, INT, KILL, USR1, USR2, TERM = 1, 2, 9, 10, 12, 15
+# Requests to end: a rank gets them before what it has started.
+POLITE = frozenset((HUP, INT, TERM))
 # Schedulers send these when time is nearly up; acting on them is up to the ranks.
 FORWARDED = frozenset((USR1, USR2))
 # Wrappers forward a Ctrl-C that the terminal has delivered already; no user is as fast as this.

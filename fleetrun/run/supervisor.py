@@ -46,8 +46,6 @@ from fleetrun.rundir import names
 
 # How often to log which hosts are awaited.
 _PROGRESS_S = 10.0
-# Requests to end: the rank gets them before what it has started.
-_POLITE = frozenset((policy.HUP, policy.INT, policy.TERM))
 # Orphans are reaped this long after SIGCHLD, when the exits of ranks have been handled.
 _ORPHANS_S = 0.1
 # How often to check whether the processes that a rank has left in its group are gone.
@@ -424,7 +422,7 @@ class Supervisor:
                 continue
             if signum in policy.FORWARDED:
                 rank.notify(signum)
-            elif signum in _POLITE:
+            elif signum in policy.POLITE:
                 rank.ask(signum)
             else:
                 rank.signal(signum)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 Record = TypeVar("Record", bound=tuple[object, ...])
@@ -142,10 +143,8 @@ def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) 
     """
     make: Any = kind
     values = {name: _frozen(document.get(name.rstrip("_"))) for name in make._fields}
-    for name, annotation in make.__annotations__.items():
-        # typing.NamedTuple keeps the text of an annotation like this.
-        kind_name = getattr(annotation, "__forward_arg__", "").partition(" ")[0]
-        if not isinstance(values[name], _PLAIN.get(kind_name, object)):
+    for name, plain in _plain_fields(kind):
+        if not isinstance(values[name], plain):
             values[name] = None
     known = {name: value for name, value in values.items() if value is not None}
     result: Record = make(**{**values, **make._field_defaults, **known, **given})
@@ -153,6 +152,17 @@ def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) 
 
 
 _PLAIN: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}
+
+
+@cache
+def _plain_fields(kind: type[tuple[object, ...]]) -> list[tuple[str, Any]]:
+    """Return the fields of KIND that are of a plain type, with that: a file has many of a kind."""
+    # typing.NamedTuple keeps the text of an annotation like this.
+    texts = {
+        name: getattr(annotation, "__forward_arg__", "").partition(" ")[0]
+        for name, annotation in kind.__annotations__.items()
+    }
+    return [(name, _PLAIN[text]) for name, text in texts.items() if text in _PLAIN]
 
 
 def _frozen(value: object) -> object:

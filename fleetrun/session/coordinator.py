@@ -4,7 +4,7 @@
     PREPARING  each host of the roster plans its part; all start when all are ready
     RUNNING    until all are done, one has failed or is lost, or a host waits for a place
     STOPPING   until no rank runs anywhere; then all hear the verdict
-    ENDED      the final verdict is known; who comes late hears it, too
+    ENDED      the final verdict is known; who comes late hears it, too, but not the next job
 
 A verdict that is not final leads from STOPPING to FORMING of the next generation. An event only
 changes what is known; `_advance` then draws the conclusions, whatever the event was.
@@ -17,7 +17,7 @@ from math import inf
 from typing import NamedTuple, TypeAlias
 
 from fleetrun.run.events import Failure
-from fleetrun.run.policy import decide
+from fleetrun.run.policy import POLITE, decide
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session import messages, rank_assignment
 from fleetrun.session.messages import DONE, LOST, READY, STOPPED, UNMET, RendezvousConfig, Verdict
@@ -25,8 +25,8 @@ from fleetrun.session.rank_assignment import Host
 
 FORMING, PREPARING, RUNNING = "forming", "preparing", "running"
 STOPPING, ENDED = "stopping", "ended"
-# How many remarks are kept; the exit codes of hosts that were asked to end (HUP, INT, TERM).
-_REMARKS, _ASKED = 16, frozenset((129, 130, 143))
+# How many remarks are kept; the exit codes of hosts that were asked to end.
+_REMARKS, _ASKED = 16, frozenset(128 + signum for signum in POLITE)
 
 
 class Heard(NamedTuple):

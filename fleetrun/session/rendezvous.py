@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, StrangerFault
+from fleetrun.errors import FleetrunError, RendezvousError, StrangerFault
 from fleetrun.model import LaunchPlan
 from fleetrun.plan import hosts
 from fleetrun.run.events import Failure
@@ -153,9 +153,7 @@ class Rendezvous(Gathering, SessionHandler):
         if error is None or (verdict.is_final and not is_ours):
             error = self._error_of(verdict.failure)
         # The coordinator stays for a host that starts a moment later and would find nobody.
-        early = (2, EnvironmentFault.exit_code, _INTERRUPTED)
-        is_early = not self._attempt and (verdict.launcher or error.exit_code in early)
-        if self._session.serves and is_early:
+        if self._session.serves and not self._attempt and verdict.launcher:
             self._tell(error)
         else:
             self._refuse(error)
@@ -238,10 +236,9 @@ def join(
     if members:
         from fleetrun.session.election import Election  # only with etcd
 
-        ips = [address.ip for address in own.facts.addresses if ":" not in address.ip]
-        far = [ip for ip in ips if not hosts.is_loopback(ip)]
-        is_far = far and not all(hosts.is_loopback(point.host) for point in members)
-        elect = partial(Election, members=members, own_address=far[0] if is_far else "")
+        reached = hosts.reached_at(own.facts.addresses)
+        is_far = reached and not all(hosts.is_loopback(point.host) for point in members)
+        elect = partial(Election, members=members, own_address=reached[0].ip if is_far else "")
     endpoint, name = own.endpoint(has_store=elect is not None), own.bare.named()
     session = Session(endpoint, own.launcher, host=name, log=log, elect=elect)
     return session, Rendezvous(session, own, redact=redact, log=log)
