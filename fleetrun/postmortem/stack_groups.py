@@ -97,6 +97,14 @@ def main_thread(dump: str) -> Stack:
     return next((stacks[-1] for stacks in of_processes(dump).values()), ())
 
 
+def users_line(stack: Stack) -> str:
+    """Name the innermost line of the script in STACK: `data.py:88 (next)`."""
+    frame = next((frame for frame in stack if frame.is_users), None)
+    return (
+        "" if frame is None else f"{frame.file.rpartition('/')[2]}:{frame.line} ({frame.function})"
+    )
+
+
 def compare(stacks: Mapping[int, Stack]) -> StackComparison:
     """Find the ranks that stand elsewhere than most.
 

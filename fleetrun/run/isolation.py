@@ -84,7 +84,10 @@ class IsolatedCall:
         *,
         callee: str = "it",
     ) -> Callable[[], object]:
-        """Let DONE get the result from WAITING, or the trouble that CALLEE has not answered."""
+        """Let DONE get the result from WAITING, or the trouble that CALLEE has not answered.
+
+        Return how to abandon the child; DONE is not called then.
+        """
         self._waiting = waiting
 
         def read() -> None:
@@ -153,16 +156,3 @@ def _be_child(call: Callable[[], object], write_fd: int) -> None:
             pipe.write(marshal.dumps(answer))  # type: ignore[arg-type]
     finally:
         os._exit(0)
-
-
-def ask(
-    call: Callable[[], object],
-    waiting: Waiting,
-    done: Callable[[CallResult], None],
-    timeout_s: float | None = None,
-    *,
-    callee: str = "it",
-    decode: Callable[[bytes], Any] = marshal.loads,
-) -> Callable[[], object]:
-    """Make CALL in a child; DONE gets the result from WAITING unless the child is abandoned."""
-    return IsolatedCall(call, decode).watch(waiting, done, timeout_s, callee=callee)

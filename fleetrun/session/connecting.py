@@ -15,8 +15,7 @@ from typing import Any
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import tcp
-from fleetrun.run import isolation
-from fleetrun.run.isolation import CallResult
+from fleetrun.run.isolation import CallResult, IsolatedCall
 from fleetrun.run.loop import WRITABLE, nothing
 from fleetrun.rundir.variables import TOKEN
 from fleetrun.session.wire import Connection, Wire, ignore
@@ -98,8 +97,8 @@ class Dialer:
             self._resolved(CallResult(self._literal))
             return
         look = partial(resolve, self._host)
-        self._drop = isolation.ask(
-            look, self._waiting, self._resolved, _LOOKUP_S, callee="the resolver"
+        self._drop = IsolatedCall(look).watch(
+            self._waiting, self._resolved, _LOOKUP_S, callee="the resolver"
         )
 
     def _resolved(self, result: CallResult) -> None:

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from fleetrun.run import isolation
-from fleetrun.run.isolation import CallResult
+from fleetrun.run.isolation import CallResult, IsolatedCall
 from fleetrun.run.loop import Waiting
 
 
@@ -52,7 +51,7 @@ class JobKey:
             done(KeyAnswer(asked_at, result.value, result.trouble.removeprefix("OSError: ")))
 
         call = partial(getattr(self, method), *values)
-        self._abandon[request] = isolation.ask(call, self._waiting, answered)
+        self._abandon[request] = IsolatedCall(call).watch(self._waiting, answered)
 
     def is_busy(self) -> bool:
         """Whether an answer is still to come."""

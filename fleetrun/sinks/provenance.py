@@ -16,7 +16,7 @@ from fleetrun.engines import detect
 from fleetrun.plan import render
 from fleetrun.run import isolation
 from fleetrun.run.events import Gathered, Happening
-from fleetrun.run.isolation import CallResult
+from fleetrun.run.isolation import CallResult, IsolatedCall
 from fleetrun.run.loop import Waiting, nothing
 from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.rundir import manifestfile, names
@@ -64,9 +64,8 @@ class Provenance(Sink):
 
     def _ask(self) -> None:
         call = partial(_become_git, self._folder())
-        self._abandon = isolation.ask(
-            *(call, self._waiting, self._answered, _GIT_S), decode=lambda output: (output,)
-        )
+        asking = IsolatedCall(call, decode=lambda output: (output,))
+        self._abandon = asking.watch(self._waiting, self._answered, _GIT_S)
 
     def _answered(self, answer: CallResult) -> None:
         self._abandon = nothing

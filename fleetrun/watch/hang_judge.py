@@ -128,7 +128,7 @@ class HangJudge:
             }
         self._reported.clear()
         states = {
-            spec.rank: RankState(place=_users(stacks.get(process, ())))
+            spec.rank: RankState(place=stack_groups.users_line(stacks.get(process, ())))
             for process, spec in enumerate(ranks)
             if spec.is_trainer
         }
@@ -159,11 +159,3 @@ class HangJudge:
 def _short(frame: tuple[str, str, int]) -> tuple[str, str, int]:
     function, file, line = frame
     return function[:_LONGEST_FUNCTION], file[-_LONGEST_FILE:], line
-
-
-def _users(stack: stack_groups.Stack) -> str:
-    """Name the innermost line of the script in STACK: `data.py:88 (next)`."""
-    frame = next((frame for frame in stack if frame.is_users), None)
-    return (
-        "" if frame is None else f"{frame.file.rpartition('/')[2]}:{frame.line} ({frame.function})"
-    )

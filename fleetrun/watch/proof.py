@@ -130,8 +130,6 @@ class Proof(Source):
                 # Ranks that failed or were stopped had no time for evidence.
                 if has_evidence or (outcome.cause is None and self._trainers):
                     self._show()
-            case _:
-                pass
 
     def close(self) -> None:
         """Stop looking."""
@@ -200,8 +198,6 @@ class Proof(Source):
             is_fine = not self._faults(judged) and judged.ranks_equal is not False
             is_quiet = self._job.request.quiet or not self._is_first
             if not (is_quiet and is_fine):
-                width = error_columns()
-                self._job.show(
-                    strategy_table.table(self._asked, evidence_of, judged, silence, width)
-                )
+                shown = self._asked, evidence_of, judged, silence, error_columns()
+                self._job.show(strategy_table.table(*shown))
         return judged

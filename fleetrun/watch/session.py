@@ -91,8 +91,6 @@ class JobSession(Source, SessionHandler):
             case Finished(outcome=outcome):
                 failed, ends = outcome.cause, "the launcher has ended"
                 self._session.quit(None if failed is None else self._failure(failed, ends))
-            case _:
-                pass
 
     def _look(self) -> None:
         if not self._owed:
@@ -112,8 +110,7 @@ class JobSession(Source, SessionHandler):
         may_change = self._session.config.may_change
         match cause:
             case Interrupted(signum=signum):
-                what = f"interrupted by {signal_name(signum)}"
-                code = 128 + signum
+                what, code = f"interrupted by {signal_name(signum)}", 128 + signum
                 # A scheduler removes a host by TERM; removing the coordinator's ends the job.
                 stays = self._session.serves and not self._session.config.has_store
                 is_departure = may_change and signum in {TERM, KILL} and not stays
@@ -167,12 +164,8 @@ class JobSession(Source, SessionHandler):
             and failure.what != self._stopped_for
         )
         elsewhere = None if is_here or failure is None else self._complete(failure)
-        now = time.monotonic()
-        self.declare(
-            JobVerdict(
-                *(elsewhere, now, self._attempt, verdict.is_final, verdict.given_up, is_here)
-            )
-        )
+        is_final, given_up, now = verdict.is_final, verdict.given_up, time.monotonic()
+        self.declare(JobVerdict(elsewhere, now, self._attempt, is_final, given_up, is_here))
 
     def _complete(self, failure: Failure) -> Failure:
         return failure._replace(host=failure.host or self._host, exit_code=failure.exit_code or 1)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 # Waiting ranks wake up occasionally; the kernel counts in steps of 10 ms, and one proves nothing.
 _IDLE_SHARE, _TICK_S = 0.02, 0.015
+# What a program that computes uses at least, also on a busy machine; one that only reports, less.
+_BUSY_SHARE = 0.1
 # Between two samples a log or a progress file writes less than this to disk, a checkpoint more.
 _NOISE_BYTES = 65536
 # Busy ranks hang if their stacks have been the same in so many looks.
@@ -20,8 +22,9 @@ class Sample(NamedTuple):
     """A sample of one rank and of all its processes.
 
     `beat`, `output` and `calls` change with each heartbeat, output and recorded collective; `beat`
-    is 0 before the first one of this attempt. `written` and `fetched` are bytes of disks. `is_held`
-    says that it is stopped, or waits for input at a terminal.
+    is 0 before the first one of this attempt. `written` and `fetched` are bytes of disks. Of
+    `cpu_s`, `programs` have that of each compiler and the like: no Python, and started by one.
+    `is_held` says that it is stopped, or waits for input at a terminal.
     """
 
     beat: int = 0
@@ -30,6 +33,7 @@ class Sample(NamedTuple):
     written: int = 0
     fetched: int = 0
     cpu_s: float = 0.0
+    programs: Mapping[int, float] = {}
     is_held: bool = False
 
 
@@ -45,9 +49,9 @@ def works(kernels: int, memory: int) -> bool:
 class SilenceClock:
     """The time since the last sign of life of any rank; it counts as a hang after TIMEOUT_S.
 
-    Signs are heartbeats, collectives, disk traffic, output until the first heartbeat, and processor
-    time until the first heartbeat or collective: later, ranks may spin while they wait for each
-    other, and a change of their stacks tells whether they work.
+    Signs are heartbeats, collectives, disk traffic, programs that compute, output until the first
+    heartbeat, and processor time until the first heartbeat or collective: later, ranks may spin
+    while they wait for each other, and a change of their stacks tells whether they work.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -94,6 +98,9 @@ class SilenceClock:
             or (now.output != past.output and not has_beats)
             or now.written - past.written > (_NOISE_BYTES if has_beats else 0)
             or now.fetched - past.fetched > _NOISE_BYTES
+            # One that measures now and then is another one in each sample.
+            or sum(cpu_s - past.programs.get(pid, cpu_s) for pid, cpu_s in now.programs.items())
+            > max(_TICK_S, seconds * _BUSY_SHARE)
             or (is_busy and not has_begun)
         )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from fleetrun.model import ExitStatus, LaunchPlan
 from fleetrun.postmortem import failures, stack_groups
 from fleetrun.postmortem.stackdumps import Collection
-from fleetrun.run import isolation, proc
+from fleetrun.run import proc
 from fleetrun.run.events import (
     Exited,
     Finished,
@@ -24,7 +24,7 @@ from fleetrun.run.events import (
     StacksRequested,
     Started,
 )
-from fleetrun.run.isolation import CallResult
+from fleetrun.run.isolation import CallResult, IsolatedCall
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Source
 from fleetrun.run.proc import Stat
@@ -64,9 +64,20 @@ class _Rank:
             written=sum(written for written, _ in totals),
             fetched=sum(fetched for _, fetched in totals),
             cpu_s=sum(member.cpu_s for member in family),
+            programs=_programs(family),
             is_held=any(it.pid == self.pid and it.state in "Tt" for it in family)
             or any(proc.reads_terminal(member.pid) for member in family),
         )
+
+
+def _programs(family: Sequence[Stat]) -> dict[int, float]:
+    """Return processor times of those of FAMILY that a Python has started and that are none."""
+    pythons = {member.pid for member in family if proc.is_python(member.pid)}
+    programs: dict[int, float] = {}
+    for member in family:
+        if member.pid not in pythons and (member.parent in pythons or member.parent in programs):
+            programs[member.pid] = member.cpu_s
+    return programs
 
 
 class Watch(Source):
@@ -137,9 +148,7 @@ class Watch(Source):
                 self._ranks[process] = _Rank(self._job.plan, happening, self._since_ns)
             case Exited(process=process):
                 self._ranks.pop(process, None)
-            case SignalAll() if happening.ends_ranks:
-                self.close()
-            case Finished():
+            case SignalAll(ends_ranks=True) | Finished():
                 self.close()
             case StacksRequested():
                 self._take_stacks(self._answer)
@@ -316,8 +325,8 @@ class Watch(Source):
             else:
                 then()
 
-        self._abandon = isolation.ask(
-            *(self._ask_gpus, self._waiting, answered, self._driver_s), callee="the NVIDIA driver"
+        self._abandon = IsolatedCall(self._ask_gpus).watch(
+            *(self._waiting, answered, self._driver_s), callee="the NVIDIA driver"
         )
 
     # Stacks ---------------------------------------------------------------------------------------
@@ -338,20 +347,22 @@ class Watch(Source):
             self._collection = Collection(pids, self._waiting, done)
             self._collection.begin()
 
-    def _write_stacks(self, reason: str, texts: Mapping[int, str]) -> None:
-        """Write all stacks to files, with their REASON."""
+    def _write_stacks(self, reason: str, texts: Mapping[int, str]) -> bool:
+        """Write all stacks to files, with their REASON; return whether that succeeds."""
         when = time.strftime("%Y-%m-%d %H:%M:%S")
         for process, text in texts.items():
             head = f"# {when} {self._labels[process]}: {reason}\n"
             try:
                 self._job.folder.add(self._stacks_name(process), f"{head}{text}\n")
             except OSError as error:
-                self._job.log(f"Stacks cannot be written ({error.strerror}).")
-                return
+                self._notice("stacks", f"stacks cannot be written ({error.strerror}).")
+                return False
+        return True
 
     def _answer(self, texts: dict[int, str]) -> None:
         """Write the stacks that were asked for, and name their files as a shell would."""
-        self._write_stacks("fleetrun was asked for its stack", texts)
+        if not self._write_stacks("fleetrun was asked for its stack", texts):
+            return
         name = names.stacks("*") if len(texts) > 1 else self._stacks_name(next(iter(texts)))
         where = names.run_path(self._job.plan, name)
         self._notice("stacks", f"the stacks of {counted(len(texts), 'process')} are in {where}.")

@@ -113,6 +113,13 @@ def test_s62_a_rank_whose_stack_moves_is_alive(tmp_path: Path) -> None:
     assert Command.python(tmp_path, code, alive()).run(env=NO_SPY).code == 0
 
 
+def test_s62_a_program_that_a_rank_waits_for_is_alive(tmp_path: Path) -> None:
+    # A compiler, say; the Python that has started it stands still.
+    count = "end=$(($(date +%s) + 4)); while [ $(date +%s) -lt $end ]; do seq 99999 >$0; done"
+    code = f"import subprocess\n{UPDATE}\nsubprocess.run(['sh', '-c', '{count}', os.devnull])"
+    assert Command.python(tmp_path, code, alive(), ranks=1).run(env=NO_SPY).code == 0
+
+
 def test_s61_after_an_update_ranks_that_spin_hang(tmp_path: Path) -> None:
     code = f"{SPIN}\n{UPDATE}\nspin()"
     ended = Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY)

@@ -62,6 +62,9 @@ def test_s62_any_sign_of_one_rank_is_life(sign: dict[str, Any]) -> None:
         (lambda n: {"beat": 1, "output": n * 50, "written": n * 4096}, True),
         (lambda n: {"beat": 1, "written": n * 10_000_000}, False),
         (lambda n: {"beat": 1, "calls": n}, False),
+        # It waits for a compiler, or measures by a program now and then.
+        (lambda n: {"beat": 1, "cpu_s": n * 2.0, "programs": {7: n * 2.0}}, False),
+        (lambda n: {"beat": 1, "cpu_s": n * 2.0, "programs": {n: 2.0}}, True),
     ],
 )
 def test_what_goes_on_is_life_or_none(
