@@ -46,13 +46,6 @@ def is_helper(pid: int) -> bool:
     return group(pid) == os.getpgrp()
 
 
-def reap_orphans(spared: AbstractSet[int]) -> None:
-    """Reap the children that have ended, except SPARED and our own helpers."""
-    for pid in pids():
-        if pid not in spared and not is_helper(pid):
-            reap(pid)
-
-
 def send(pid: int, signum: int) -> bool:
     """Send SIGNUM to the child PID, and to the group that it leads; return whether it may be."""
     return send_one(-pid if group(pid) == pid else pid, signum)

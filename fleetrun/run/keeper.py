@@ -201,7 +201,8 @@ class _Service:
         self._shared = shared
         self._settings = TerminalSettings()
         self._status: int | None = None
-        self._is_pausing = self._is_late = False
+        # The last of what stops the job and what continues it, until the supervisor has stopped.
+        self._is_late, self._job_control = False, 0
 
     def run(self) -> int:
         """Return the supervisor's exit code."""
@@ -239,7 +240,8 @@ class _Service:
                 os.write(2, f"fleetrun: the supervisor {what}; its ranks were stopped.\n".encode())
 
     def _pass_on(self, signum: int, *, is_typed: bool) -> None:
-        self._is_pausing = (self._is_pausing or signum in STOPS) and signum != signal.SIGCONT
+        if signum in STOPS or (self._job_control and signum == signal.SIGCONT):
+            self._job_control = signum
         # It may have ended, or be stopped while the pipe is full.
         with suppress(BrokenPipeError, BlockingIOError):
             os.write(self._fd, bytes([signum | (_TYPED if is_typed else 0)]))
@@ -261,12 +263,15 @@ class _Service:
                     return
                 if pid == self._pid and not os.WIFSTOPPED(status):
                     self._status = status
-                elif pid == self._pid and self._is_pausing:
+                elif pid == self._pid and self._job_control == signal.SIGCONT:
+                    # `fg` was faster.
+                    os.kill(pid, signal.SIGCONT)
+                elif pid == self._pid and self._job_control:
                     self._stop()
 
     def _stop(self) -> None:
         """Stop, for the shell to see it, as the supervisor has stopped the ranks and itself."""
-        shell = os.getppid()
+        shell, self._job_control = os.getppid(), 0
         # The kernel would tell (HUP, CONT) that it is gone, if no rank shared our group.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGCONT)
         os.kill(os.getpid(), signal.SIGSTOP)

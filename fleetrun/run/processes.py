@@ -33,7 +33,6 @@ class Worker:
     def __init__(self, index: int, attempt: int, pid: int, group: int) -> None:
         self.index, self.attempt = index, attempt
         self.pid, self.group = pid, group
-        self.has_terminal = group != pid
         self.pidfd = os.pidfd_open(pid)
         self.started_at = time.monotonic()
         # Known when it is reaped.
@@ -43,8 +42,13 @@ class Worker:
         self._signum: int = signal.SIGTERM
         self._asked: set[int] = set()
 
+    @property
+    def has_terminal(self) -> bool:
+        """Whether it is in the keeper's group, unless the script has left that (os.setpgrp)."""
+        return self.pid != self.group == children.group(self.pid)
+
     def ask(self, signum: int = 0) -> None:
-        """Send SIGNUM, a request to end, to all that no Python of the group has started.
+        """Send SIGNUM, a request to end, to all that no Python of the process has started.
 
         A DataLoader that loses a worker raises, and its process can no longer save. So whatever a
         Python has started is asked when that has ended and this is called again (0: as before).
@@ -69,7 +73,7 @@ class Worker:
             children.send(pid, signum)
 
     def left_behind(self) -> bool:
-        """Whether living processes of the group have outlived this one, which has ended."""
+        """Whether living ones of the group, or that were asked, have outlived this one."""
         return any(pid != self.pid and not children.reap(pid) for pid in self._top())
 
     def status(self) -> ExitStatus:
@@ -90,8 +94,9 @@ class Worker:
         os.close(self.pidfd)
 
     def _top(self) -> list[int]:
-        """Return our children in the group: the process, and those whose parents have ended."""
-        return [pid for pid in children.pids() if children.group(pid) == self.group]
+        """Return it, and those of its orphans that are in the group or were asked."""
+        own = {self.pid, *self._asked}
+        return [pid for pid in children.pids() if pid in own or children.group(pid) == self.group]
 
     def _first(self) -> list[int]:
         """Return these, and what they have started, down to the first Python."""
@@ -99,8 +104,7 @@ class Worker:
         for pid in first:
             if not proc.is_python(pid):
                 with suppress(OSError):
-                    started = children.pids(pid)
-                    first += [child for child in started if children.group(child) == self.group]
+                    first += children.pids(pid)
         return first
 
 

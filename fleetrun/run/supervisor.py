@@ -233,6 +233,7 @@ class Supervisor:
                 case signal.SIGTSTP | signal.SIGTTIN:
                     stops.append(signum)
                 case signal.SIGCONT:
+                    stops.clear()
                     self._signal_all(signal.SIGCONT)
                 case signal.SIGKILL:
                     # The keeper was killed.
@@ -245,12 +246,20 @@ class Supervisor:
             self._pause(stops[0])
 
     def _on_child(self) -> None:
-        os.read(self._child_fd, 4096)
-        at = time.monotonic() + _ORPHANS_S
-        self._loop.timer("orphans", at, lambda: children.reap_orphans(self._ranks()))
+        # Where orphans end all the time, waiting for a pause would leave them zombies.
+        self._loop.unwatch(self._child_fd)
+        self._loop.timer("orphans", time.monotonic() + _ORPHANS_S, self._reap_orphans)
 
-    def _ranks(self) -> set[int]:
-        return {rank.pid for rank in self._workers.values()}
+    def _reap_orphans(self) -> None:
+        os.read(self._child_fd, 4096)
+        for pid in set(children.pids()) - self._spared():
+            children.reap(pid)
+        self._loop.watch(self._child_fd, self._on_child)
+
+    def _spared(self) -> set[int]:
+        """Return the ranks and our helpers, who are no orphans."""
+        ranks = {rank.pid for rank in self._workers.values()}
+        return ranks | set(filter(children.is_helper, children.pids()))
 
     def _on_request(self, signum: int) -> None:
         """Handle a signal that is a request to the launcher."""
@@ -304,12 +313,11 @@ class Supervisor:
         if status.exit_code and self._state.phase == policy.RUNNING:
             # The others that have failed by now; the rest is examined when all have ended.
             by_pidfd = {peer.pidfd: index for index, peer in self._workers.items()}
-            ended_too = {by_pidfd[fd] for fd in poll(0.0, *by_pidfd)}
+            lost = {by_pidfd[fd] for fd in poll(0.0, *by_pidfd)}
             # The verdict must come, whatever a file holds.
             with suppress(Exception):
-                plan = self._job.plan
-                ended_too |= {i for i in self._workers if failures.has_failed(plan, i, exited)}
-            exited = exited._replace(also_failed=frozenset(ended_too))
+                lost |= {i for i in self._workers if failures.has_failed(self._job.plan, i, exited)}
+            exited = exited._replace(also_failed=frozenset(lost))
         self._feed(exited)
 
     def _examine(self, exits: tuple[Exited, ...]) -> RootCauses:
@@ -388,8 +396,8 @@ class Supervisor:
                 self._sweep()
 
     def _sweep(self) -> None:
-        """Kill everything that has outlived its rank, except ranks themselves and our helpers."""
-        children.sweep(self._ranks() | set(filter(children.is_helper, children.pids())))
+        """Kill everything that has outlived its rank."""
+        children.sweep(self._spared())
 
     def _spawn(self, index: int, attempt: int) -> Started | Exited:
         plan, group = self._job.plan, self._keeper.group

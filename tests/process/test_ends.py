@@ -16,6 +16,7 @@ from processes import assert_no_survivors, supervisor_of
 from terminals import state
 from waiting import LONG_S, until
 
+from fleetrun.run import proc
 from fleetrun.run.policy import REPEAT_S
 
 IGNORE_TERM = "trap '' TERM INT HUP; touch ready{rank}; while :; do sleep 60; done"
@@ -357,6 +358,33 @@ def test_orphans_that_end_are_reaped_while_the_job_runs(tmp_path: Path) -> None:
     supervisor = supervisor_of(launcher.pid)
     until(lambda: children(supervisor) == {event["pid"]})
     assert job.release(launcher).code == 0
+
+
+def test_orphans_are_reaped_where_some_end_all_the_time(tmp_path: Path) -> None:
+    storm = "n=0; until [ -e go ]; do (sleep 0.01 &); sleep 0.02; n=$((n + 1)); "
+    job = Driven(tmp_path, storm + "[ $n != 100 ] || touch many; done")
+    launcher = job.start_until("many")
+    supervisor = supervisor_of(launcher.pid)
+    until(lambda: len(children(supervisor)) < 50)
+    assert job.release(launcher).code == 0
+
+
+def test_who_is_continued_before_it_has_stopped_goes_on(tmp_path: Path) -> None:
+    job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
+    launcher = job.start_until("ready0")
+    supervisor = supervisor_of(launcher.pid)
+    # It hears of both at once.
+    os.kill(supervisor, signal.SIGSTOP)
+    until(lambda: state(supervisor) == "T")
+    launcher.send_signal(signal.SIGTSTP)
+    until(lambda: not pending(launcher.pid))
+    launcher.send_signal(signal.SIGCONT)
+    assert job.release(launcher).code == 0
+
+
+def pending(pid: int) -> int:
+    """Return the signals that PID has yet to take, as bits."""
+    return int(proc.rows(pid, "status")["ShdPnd"], 16)
 
 
 def children(pid: int) -> set[int]:

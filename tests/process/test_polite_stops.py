@@ -81,6 +81,8 @@ def test_a_rank_with_a_data_loader_saves_when_another_has_failed(
     [
         (signal.SIGTERM, ()),
         (signal.SIGHUP, ()),
+        # A command that gives the rank a session of its own.
+        (signal.SIGTERM, ("--wrap=0: setsid -w",)),
         pytest.param(signal.SIGINT, (WRAPPED,), marks=pytest.mark.extended),
     ],
 )

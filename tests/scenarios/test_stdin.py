@@ -105,6 +105,19 @@ def test_the_key_for_stacks_ends_nobody(tmp_path: Path, terminal: Terminal) -> N
     assert ended(launcher, terminal, job) == 0
 
 
+@pytest.mark.parametrize("leave", ["os.setpgrp()", "os.setsid()"])
+def test_who_leaves_the_group_of_the_terminal_is_ended_with_the_others(
+    tmp_path: Path, terminal: Terminal, leave: str
+) -> None:
+    code = f"if rank == 0: {leave}\nopen(f'ready{{rank}}', 'w').close()\ntime.sleep(1000)"
+    job = Command.python(tmp_path, code)
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    job.wait_for("ready0", "ready1")
+    terminal.type(b"\x03")
+    assert ended(launcher, terminal, job) == 130
+    assert b"Killing" not in terminal.shown
+
+
 FAMILY = """
 import subprocess
 from functools import partial
