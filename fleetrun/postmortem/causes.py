@@ -129,6 +129,12 @@ KNOWN_FAILURES = (
         "checkpoints and logs (df -h), or give the container more (docker run --shm-size=8g).",
     ),
     KnownFailure(
+        "file-size",
+        ("[Errno 27] ",),
+        "A file became larger than `ulimit -f` allows, or than its file system does: allow more, "
+        "or write smaller checkpoints and logs (--log_max_size).",
+    ),
+    KnownFailure(
         "host-memory",
         ("MemoryError", "std::bad_alloc", "Cannot allocate memory"),
         "The host ran out of memory, or ulimit -v forbids more: use fewer DataLoader workers or "
@@ -176,6 +182,12 @@ KNOWN_FAILURES = (
         may_retry=False,
     ),
     KnownFailure(
+        "server",
+        ("urllib.error.URLError: ", "requests.exceptions.", "urllib3.exceptions.", "http.client."),
+        "A server of data or models did not answer, or broke off: check its address, the network "
+        "of this host and the proxy ($https_proxy).",
+    ),
+    KnownFailure(
         "peer-lost",
         (
             "Connection reset by peer",
@@ -212,6 +224,10 @@ SIGNAL_MEANINGS = {
     "SIGILL": "the program uses instructions that this processor does not support",
     "SIGKILL": "killed from outside, usually by the kernel's out-of-memory killer",
     "SIGSEGV": "native code accessed invalid memory",
+    "SIGSYS": "a seccomp filter forbids a system call",
+    "SIGTERM": "somebody has asked this process to end; it was not fleetrun",
+    "SIGXCPU": "it used more processor time than `ulimit -t` allows",
+    "SIGXFSZ": "a file became larger than `ulimit -f` allows",
 }
 
 

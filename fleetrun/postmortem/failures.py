@@ -27,6 +27,8 @@ _WRAPPER_S = 30.0
 _SEEN_AFTER_S = 0.1
 _KILL = 9
 _OWN_SIGNALS = frozenset((4, 7, 8, _KILL, 11))
+# With these (HUP, INT, KILL, TERM) somebody else ends a process, whatever its log says.
+_OF_OTHERS = frozenset((1, 2, _KILL, 15))
 # The most logs that are read.
 MOST_LOGS = 64
 # Without a traceback, this many last lines are examined; earlier ones may be of a retry that
@@ -86,19 +88,26 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
         in_one_line = lastlines.in_one_line(error.class_, error.message, error.stack.split("\n"))
     elif exit_report is not None:
         failed_at, code = moment(exit_report, exited.at), exit_report.code
+    examined = exited._replace(
+        failed_at=failed_at,
+        raised=code,
+        step=step,
+        error=in_one_line,
+        last_words=words[-1] if words else "",
+    )
+    if is_of_others(examined):
+        return examined
     known = causes.recognise("\n".join(words))
     no_retry = known.sentence if known and not known.may_retry else ""
     if exited.status.code in _SHELL_REFUSALS:
         no_retry = "its command cannot be run."
-    return exited._replace(
-        failed_at=failed_at,
-        raised=code,
-        step=step,
-        is_victim=causes.is_of_victim("\n".join(last_words)),
-        error=in_one_line,
-        no_retry=no_retry,
-        last_words=words[-1] if words else "",
-    )
+    is_victim = causes.is_of_victim("\n".join(last_words))
+    return examined._replace(is_victim=is_victim, no_retry=no_retry)
+
+
+def is_of_others(exited: Exited) -> bool:
+    """Whether somebody else has ended the process, so that its log does not tell why."""
+    return exited.raised is None and exited.status.exit_code - 128 in _OF_OTHERS
 
 
 def _set_back(exited: Exited, exits: Sequence[Exited]) -> Exited:

@@ -83,8 +83,9 @@ def _of_culprit(
     spec = plan.processes[exited.process]
     failed_at = policy.failed_at(exited)
     words, log, source, error = last_lines_of(plan, exited)
-    known = causes.recognise("\n".join(words))
-    if known is None and any(mark in "\n".join(words) for mark in causes.LOADER):
+    text = "" if failures.is_of_others(exited) else "\n".join(words)
+    known = causes.recognise(text)
+    if known is None and any(mark in text for mark in causes.LOADER):
         earlier = causes.recognise(lastlines.tail(log))
         known = earlier if earlier and earlier.name == causes.SHARED_MEMORY else None
     name = known.name if known else ""
@@ -223,6 +224,9 @@ def last_lines_of(
     """
     spec = plan.processes[exited.process]
     words, log = lastlines.of(names.log_paths(plan, spec, exited.attempt))
+    if failures.is_of_others(exited):
+        # An exception in the log was handled.
+        return words[-lastlines.PLAIN_LINES :], log, log, None
     error = rankfile.exception(spec)
     # The log has what the user saw, unless the script sent its errors elsewhere.
     if error is not None and error.text.strip() and not lastlines.explains(words):

@@ -11,7 +11,7 @@ from fleetrun.rundir import reading
 _TAIL_BYTES = 64 * 1024
 # The longest traceback to show whole; without one, the last lines are enough.
 _TRACEBACK_LINES = 100
-_PLAIN_LINES = 20
+PLAIN_LINES = 20
 _TRACEBACK = "Traceback (most recent call last)"
 # Between two tracebacks that belong together.
 _CHAINED = (
@@ -28,8 +28,8 @@ _IN_EXECUTOR = " raises an exception "
 # Where Paddle's message begins, below the stack of its C++ code.
 _SUMMARY = "Error Message Summary:"
 _FRAME = re.compile(r'\s+File "(.+)", line ([0-9]+)')
-# The most of a message that one line has.
-_LONGEST = 300
+# The most of a message that one line has, and of a line: an exception may quote a whole tensor.
+_LONGEST, _LONGEST_LINE = 300, 2000
 
 
 def tail(path: str) -> str:
@@ -67,7 +67,7 @@ def last_lines(text: str) -> list[str]:
     start = _start_of_traceback(lines)
     if start is not None:
         return shorten(lines[start:])
-    return [line for line in lines[-_PLAIN_LINES:] if line or len(lines) > 1]
+    return shorten([line for line in lines[-PLAIN_LINES:] if line or len(lines) > 1])
 
 
 def in_one_line(kind: str, message: str, stack: Sequence[str]) -> str:
@@ -98,7 +98,18 @@ def explains(lines: list[str]) -> bool:
 
 
 def shorten(lines: list[str]) -> list[str]:
-    """Return LINES without the middle if they are very many."""
+    """Return LINES without the middle if they are very many, and each without its own if long.
+
+    >>> shorten(["z" * 3_000_000])[0][999:-999]
+    'z[... 2998000 characters ...]z'
+    """
+    half = _LONGEST_LINE // 2
+    lines = [
+        f"{line[:half]}[... {len(line) - 2 * half} characters ...]{line[-half:]}"
+        if len(line) > _LONGEST_LINE
+        else line
+        for line in lines
+    ]
     if len(lines) <= _TRACEBACK_LINES:
         return lines
     half = _TRACEBACK_LINES // 2

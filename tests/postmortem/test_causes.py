@@ -95,6 +95,15 @@ TEXTS = (
     ("peer-lost", "gloo::IoException: Read error [127.0.0.1]:20272: Connection reset by peer"),
     ("interface", "[enforce fail at device.cc:81] Unable to find address for: eth9"),
     ("disk-full", "OSError: [Errno 28] No space left on device: 'model.pdparams'"),
+    ("file-size", "OSError: [Errno 27] File too large"),
+    ("server", "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>"),
+    (
+        "server",
+        (
+            "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='a.b', port=443): Max "
+            "retries exceeded with url: /x (Caused by NewConnectionError(': Connection refused'))"
+        ),
+    ),
     ("host-memory", "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 8 TiB"),
     ("missing-module", "ModuleNotFoundError: No module named 'paddel'"),
     ("missing-module", "/venv/bin/python3.11: No module named paddel.train"),

@@ -32,6 +32,24 @@ def test_s14_sigkill_comes_with_numbers(tmp_path: Path) -> None:
     assert report(tmp_path)["culprit"]["peak_bytes"] > 0
 
 
+def test_s14_who_was_killed_did_not_fail_of_what_it_had_handled(tmp_path: Path) -> None:
+    lines = "Traceback (most recent call last):\\nConnectionError: Connection reset by peer\\n"
+    say = f"printf '{lines}ModuleNotFoundError: no apex\\n'; seq 99"
+    job = Command(
+        tmp_path,
+        f"[ $R$PADDLE_RESTART_COUNT = 10 ] && {{ {say}; kill -KILL $$; }}; "
+        "[ $PADDLE_RESTART_COUNT = 1 ] && exit 0; sleep 60",
+        "--max_restart=1",
+    )
+    assert job.run().code == 0
+    job.argv.remove("--max_restart=1")
+    done = job.run()
+    assert done.code == 137
+    assert "99\n" in done.stderr
+    for wrong in ("lost a peer", "import a module", "Traceback"):
+        assert wrong not in done.stderr
+
+
 def test_s15_a_bus_error_measures_shared_memory(tmp_path: Path) -> None:
     done = Command(tmp_path, "[ $R = 1 ] && kill -BUS $$; sleep 60").run()
     assert "/dev/shm has " in done.stderr
