@@ -22,6 +22,7 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.host import jobs
 from fleetrun.host.jobs import RunningJob
 from fleetrun.printing import put, remark
+from fleetrun.run import proc
 from fleetrun.rundir import eventfile, lockfile, names, reading, runs
 from fleetrun.rundir.variables import JOB
 from fleetrun.text import format_duration, visible, visible_lines
@@ -195,8 +196,10 @@ def _launcher_of(job: RunningJob) -> int | None:
 
 
 def _terminate(pidfd: int) -> None:
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+    # Ctrl-Z may have stopped it.
+    for signum in (signal.SIGTERM, signal.SIGCONT):
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signum)
 
 
 def _kill_all(name: str, seconds: float) -> bool:
@@ -271,10 +274,12 @@ def stacks(word: str | None) -> int:
     """Ask the launcher of the job that WORD names for the stacks, and print them."""
     job = selected(word, [job for job in jobs.find() if job.launcher is not None], "stacks")
     run = job.run_dir
-    before = _answers(run)
-    assert job.launcher is not None
+    before, pid = _answers(run), job.launcher
+    assert pid is not None
+    if (launcher := proc.stat(pid)) is not None and launcher.state in "Tt":
+        raise EnvironmentFault(f"{job.name} is stopped: `fg`, or `kill -CONT {pid}`, continues it.")
     with suppress(ProcessLookupError):
-        os.kill(job.launcher, signal.SIGQUIT)
+        os.kill(pid, signal.SIGQUIT)
     deadline = time.monotonic() + _STACKS_ANSWER_S
     while _answers(run) == before:
         if time.monotonic() > deadline or not lockfile.is_running(run):

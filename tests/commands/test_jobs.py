@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from commandline import Command, fleetrun, process_in_background, started
 from processes import assert_no_survivors
+from terminals import state
 from waiting import LONG_S, until
 
 from fleetrun.cli import app
@@ -95,6 +96,17 @@ def test_stop_now_does_not_wait_for_those_who_take_their_time(tmp_path: Path) ->
     command.wait_for("up.0", "up.1")
     assert fleetrun("stop", "--now", str(launcher.pid)).returncode == 0
     command.finish(launcher)
+
+
+def test_a_job_that_ctrl_z_has_stopped_is_stopped_for_good(tmp_path: Path) -> None:
+    command = Command(tmp_path, HOLD)
+    launcher = command.start()
+    command.wait_for("up.0", "up.1")
+    launcher.send_signal(signal.SIGTSTP)
+    until(lambda: state(launcher.pid) == "T")
+    assert fleetrun("stop", str(launcher.pid)).returncode == 0
+    assert command.finish(launcher).code == 128 + signal.SIGTERM
+    assert (tmp_path / "asked.0").exists()
 
 
 def test_what_a_killed_launcher_left_behind_is_found_and_ended() -> None:
