@@ -73,13 +73,12 @@ def text(section: str = "screen", translate: Callable[[str], str] = str) -> str:
         tables[name] = (title, rows)
     tables["codes"] = ("Exit codes", codes)
     several = {"screen": ("commands", "common", "codes"), "all": tuple(tables)}
-    lines = [translate(INTRODUCTION)] if section in several else []
+    notes = [line for note in NOTES for line in wrapped(translate(note), _WIDTH)]
+    lines = [translate(INTRODUCTION), *notes, ""] if section in several else []
     for name in several.get(section, (section,)):
         title, rows = tables[name]
         lines += [f"{translate(title)}:", *_lines(rows), ""]
-    for note in NOTES:
-        lines += wrapped(translate(note), _WIDTH)
-    return "\n".join((*lines, ""))
+    return "\n".join(lines)
 
 
 def _lines(rows: Iterable[tuple[str, str]]) -> Iterator[str]:

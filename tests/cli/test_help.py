@@ -65,6 +65,8 @@ def test_all_of_the_help_has_every_option_and_exit_code(shown: Shown) -> None:
     for option in options.KNOWN:
         assert option.opts[0] in text
     assert "\n  5  " in text
+    # They are the last thing in it.
+    assert text.rpartition("\n\n")[2].startswith("Exit codes:\n")
 
 
 @pytest.mark.parametrize("section", [*GROUPS, "codes"])
