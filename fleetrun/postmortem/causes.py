@@ -171,7 +171,7 @@ KNOWN_FAILURES = (
             "Error: Invalid value for ",
             "Error: Got unexpected extra argument",
         ),
-        "The script does not accept its arguments: everything after it on fleetrun's command line.",
+        "The script rejects its arguments, which are all words after it on the command line.",
         places=("usage: ", "Usage: "),
         may_retry=False,
     ),
