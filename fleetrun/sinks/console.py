@@ -27,6 +27,8 @@ _LONGEST_LINE = 1024 * 1024
 _PACE_S, _SLOWER, _QUIET_PACE_S = 0.03, 1.25, 0.1
 # Return to the event loop after this much, however fast a rank writes.
 _TURN_BYTES = 4 * _CHUNK
+# Of a log that is about to be cut, this much is shown before.
+_CATCH_UP_BYTES = 64 * _TURN_BYTES
 # With several ranks, an unfinished line is shown after this long: a prompt, or the state of a
 # progress bar.
 _PROMPT_S, _BAR_S = 0.2, 10.0
@@ -148,8 +150,8 @@ class Console(Sink):
             self._pump()
 
     def catch_up(self) -> None:
-        """Show what ranks have written so far, as far as the reader takes it."""
-        self._pump(sys.maxsize)
+        """Show what ranks have written so far, as far as the reader takes it soon."""
+        self._pump(_CATCH_UP_BYTES)
 
     def is_busy(self) -> bool:
         """Whether output remains to be shown."""

@@ -2,7 +2,8 @@
 
 A rank writes straight into its file and cannot be told to open another one. So the whole file is
 copied to `workerlog.N.1` (older ones move to `.2`, `.3`; the oldest is deleted), and then cut to
-nothing, at the end of a line. Output of the microseconds between the last look and the cut is lost.
+nothing, at the end of a line. Output of the microseconds between the last look and the cut is lost,
+and more of a rank that writes faster than this copies.
 
 Sizes are checked once a second; until the next check, and while a line is unfinished, a file may be
 larger. A file `*.part` is an unfinished copy; its bytes are still in the log itself.
@@ -24,14 +25,15 @@ from fleetrun.rundir.names import label_of
 _PACE_S = 1.0
 # The number of older parts of each log.
 _KEPT = 3
-# A file of so many limits is cut within a line: it may have no lines.
-_LONGEST = 4
-# How often a rank may write while its log is copied, before the next check.
-_TRIES = 100
+# A file of so many limits is cut although its last line is unfinished; so much of that stays in the
+# log. Of a file of twice as many, only the end is copied.
+_LONGEST, _LONGEST_LINE = 4, 64 * 1024
+# How often, and for how long, a rank may write while its log is copied: signals wait meanwhile.
+_TRIES, _COPY_S = 100, 0.5
 
 
 class Cut(NamedTuple):
-    """The LENGTH bytes of LOG have moved to its first archive."""
+    """The first LENGTH bytes of LOG have gone."""
 
     log: str
     length: int
@@ -83,36 +85,65 @@ class Rotation(Sink):
 
     def _cut(self, log: str) -> None:
         """Cut LOG if it is too long and its rank is at the end of a line; raises OSError."""
-        with open(os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "rb+", 0) as file:
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(log, flags), "rb+", 0) as file:
             fd = file.fileno()
             if os.fstat(fd).st_size <= self._max_bytes:
                 return
             # A killed launcher may have left it, or another user put a link there.
             with suppress(FileNotFoundError):
                 os.unlink(f"{log}.part")
-            length = self._copy(fd, f"{log}.part")
+            length = self._move(fd, f"{log}.part")
             if not length:
                 os.unlink(f"{log}.part")
                 return
-            os.ftruncate(fd, 0)
         for number in range(_KEPT - 1, 0, -1):
             if os.path.exists(f"{log}.{number}"):
                 os.replace(f"{log}.{number}", f"{log}.{number + 1}")
         os.replace(f"{log}.part", f"{log}.1")
         self._follow(Cut(log, length))
 
-    def _copy(self, fd: int, path: str) -> int:
-        """Copy the log FD to PATH, and show it; return its length, or 0 if it must not be cut."""
+    def _move(self, fd: int, path: str) -> int:
+        """Show the log FD, and move all but an unfinished line to PATH; return its length.
+
+        Return 0 if it must not be cut yet.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        copied = 0
+        until, longest = time.monotonic() + _COPY_S, _LONGEST * self._max_bytes
+        end, rest, is_whole = self._begin(fd, longest), b"", False
         with open(os.open(path, flags, 0o666), "wb", 0) as copy:
             for _ in range(_TRIES):
-                while sent := os.sendfile(copy.fileno(), fd, copied, self._max_bytes):
-                    copied += sent
-                is_long = copied > _LONGEST * self._max_bytes
-                if not is_long and os.pread(fd, 1, copied - 1) not in {b"\n", b"\r"}:
+                size = os.fstat(fd).st_size
+                while sent := os.sendfile(copy.fileno(), fd, end, max(0, size - end)):
+                    end += sent
+                rest = _unfinished(fd, end)
+                if rest and size <= longest:
                     continue
                 self._show()
-                if is_long or os.fstat(fd).st_size == copied:
-                    return copied
-        return 0
+                size = os.fstat(fd).st_size
+                is_whole = size == end
+                if is_whole or time.monotonic() > until:
+                    break
+            if not is_whole and size <= longest:
+                return 0
+            # At once, as the rank goes on writing.
+            os.ftruncate(fd, 0)
+            if is_whole:
+                size -= os.write(fd, rest)
+            copy.truncate(copy.tell() - len(rest))
+        return size
+
+    def _begin(self, fd: int, longest: int) -> int:
+        """Return from where on FD is copied: a whole line of the end of a file of many limits."""
+        size = os.fstat(fd).st_size
+        if size <= 2 * longest:
+            return 0
+        return size - longest + os.pread(fd, _LONGEST_LINE, size - longest).find(b"\n") + 1
+
+
+def _unfinished(fd: int, end: int) -> bytes:
+    """Return what follows the last line of the first END bytes of FD, or the end of that."""
+    begin = max(0, end - _LONGEST_LINE)
+    text = os.pread(fd, end - begin, begin)
+    at = max(text.rfind(b"\n"), text.rfind(b"\r"))
+    return text[at + 1 :]

@@ -19,7 +19,7 @@ from fleetrun.sinks.console import Feed
 from fleetrun.sinks.rotate import Rotation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from fleetrun.sinks.rotate import Cut
 
@@ -40,6 +40,8 @@ class Rank:
         self.timers = Timers()
         plan = plans.plan(per_node=1, cwd=folder, log_dir=".", run_dir="run")
         job = plans.job(plan, log=self.remarks.append, log_max_bytes=LIMIT)
+        # What else happens while its log is shown before a cut.
+        self.during: Callable[[], None] = lambda: None
         show = (lambda: self.show(is_last=False)) if is_shown else lambda: None
         self.rotation = Rotation(job, show=show, follow=self._follow)
         self.rotation.open(self.timers)
@@ -59,6 +61,7 @@ class Rank:
 
     def show(self, *, is_last: bool = True) -> None:
         """Show all that the console would show now."""
+        self.during()
         while piece := self.feed.take(is_last=is_last, now=0.0):
             self.shown += piece
 
@@ -95,6 +98,52 @@ def test_a_line_is_not_torn_unless_it_never_ends(rank: Rank) -> None:
     rank.write(b"x" * (5 * LIMIT))
     rank.look()
     assert len(rank.cuts) == 2
+
+
+def test_of_a_long_file_the_unfinished_line_stays(rank: Rank) -> None:
+    rank.write(lines(20_000) + b"half")
+    rank.look()
+    assert rank.parts() == [lines(20_000), b"half"]
+    rank.write(b" a line\n")
+    rank.show()
+    assert rank.shown == lines(20_000) + b"half a line\n"
+
+
+@pytest.mark.parametrize("count", [3, 1000])
+def test_a_rank_that_writes_while_its_log_is_copied_loses_nothing_unless_it_never_pauses(
+    rank: Rank, count: int
+) -> None:
+    written = [lines(20_000)]
+    rank.write(written[0])
+
+    def write_more() -> None:
+        if len(written) <= count:
+            written.append(lines(10, begin=20_000 + 10 * len(written)))
+            rank.write(written[-1])
+
+    rank.during = write_more
+    rank.look()
+    assert len(rank.cuts) == 1
+    archive, log = rank.parts()
+    assert log == b""
+    # What came after the last look at it is lost, and the console has it.
+    assert archive == b"".join(written)[: len(archive)]
+    assert archive.endswith(b"\n")
+    assert (archive == b"".join(written)) is (count == 3)
+    rank.during = lambda: None
+    rank.write(b"new\n")
+    rank.show()
+    assert rank.shown == b"".join(written) + b"new\n"
+
+
+def test_of_a_very_long_file_the_end_is_kept(rank: Rank) -> None:
+    text = lines(60_000)
+    rank.write(text)
+    rank.look()
+    archive, log = rank.parts()
+    assert log == b""
+    assert text.endswith(b"\n" + archive)
+    assert len(archive) <= 4 * LIMIT
 
 
 def test_a_reader_who_is_slow_misses_what_is_cut_off(tmp_path: Path) -> None:
