@@ -197,8 +197,8 @@ class Policy:
                 return self._stop(event, event.at, TERM if event.signum == KILL else event.signum)
             # The ranks are ending already; a scheduler's TERM to ranks and launcher is one request.
             return ()
-        # A shell that loses its terminal repeats the SIGHUP that the kernel has sent.
-        is_repeat = event.signum == first.signum and event.at - first.at < REPEAT_S
+        # A shell that loses its terminal repeats the kernel's SIGHUP, or sends who is stopped TERM.
+        is_repeat = first.signum in {event.signum, HUP} and event.at - first.at < REPEAT_S
         if self.phase == KILLING or is_repeat or event.signum == HUP:
             return ()
         # After a second request, do not wait for the other hosts.

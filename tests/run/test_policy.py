@@ -292,6 +292,7 @@ CASES = (
     Case("the second signal kills", "**", "!INT; 0.5s; !INT; 0.5s; !INT", None, "INT KILL"),
     Case("delivered twice is one request", "**", "!INT; 0.01s; !INT", None, "INT"),
     Case("a lost terminal is never in a hurry", "**", "!HUP; 1s; !HUP", None, "HUP"),
+    Case("a shell ends stopped jobs", "**", "!HUP; !HUP; 0.01s; !TERM", None, "HUP"),
     Case("a signal to everybody", "**", "0=TERM; !TERM; 1=0", 143, "TERM", restarts=3),
     Case("users' signals stop nothing", "*", "!USR1; 0=0", 0, "USR1"),
     Case("servers are stopped when the rest is done", "*-", "0=0; 1=TERM", 0, "TERM"),
