@@ -9,12 +9,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.run.events import Failure
 from fleetrun.session.connecting import PortTaken
+from fleetrun.session.coordinator import PREPARING as PLACED
 from fleetrun.session.driver import RendezvousEndpoint, Session, SessionHandler
 from fleetrun.session.election import Election
 from fleetrun.session.etcd import KeyAnswer
@@ -33,6 +35,7 @@ from fleetrun.session.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from fleetrun.session.coordinator import State
     from fleetrun.session.messages import RendezvousConfig
 
 GATHERING, PREPARING, RUNNING, STOPPING, STOPPED, OVER = range(6)
@@ -40,8 +43,8 @@ GATHERING, PREPARING, RUNNING, STOPPING, STOPPED, OVER = range(6)
 _LIMIT_S = 3000.0
 # How long a caller waits before it calls again, and a launcher before it is gone.
 _AGAIN_S, _LINGER_S = 0.5, 15.0
-# After this long, what was due has been done.
-_MOMENT_S = 0.1
+# After this long, what was due has been done; and a launcher that was stopped hears messages.
+_MOMENT_S, WOKEN_S = 0.1, 0.01
 _PORT = 6166
 
 
@@ -62,8 +65,16 @@ class World:
         # Until when a host is cut off from another, from all (None) or from the store ("").
         self.cuts: list[tuple[float, Host, Host | str | None]] = []
         self.store = Key(self)
-        # The launchers that are ready for each generation.
+        # The launchers that are ready for each generation, that are done, and that have failed.
         self.ready: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        self.done: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        self.failed: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        # How often each host has made a coordinator's job start again; where ranks fail often.
+        self.faults = Counter[tuple[str, str]]()
+        self.weak: int | None = None
+        # How much later than messages the timers of a launcher ring that was stopped.
+        self.wakes_s = 0.0
+        self._rosters: set[tuple[str, int]] = set()
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._delay_s = self.random.choice((0.001, 0.02, 0.2))
@@ -105,6 +116,21 @@ class World:
         for host in self.hosts:
             if host.is_awake and host.keeps_expired_lease:
                 raise Violation(f"{host.name} coordinates without a lease: {self.log[-20:]}")
+            if host.session.server is not None and not host.is_dead:
+                self._check_places(host.session.launcher, host.session.server.state)
+
+    def _check_places(self, coordinator: str, state: State) -> None:
+        """Check that a host that failed twice has no place while others wait for one."""
+        if state.phase != PLACED or (coordinator, state.generation) in self._rosters:
+            return
+        self._rosters.add((coordinator, state.generation))
+        failing, others = dict[str, bool](), dict[str, bool]()
+        for host in state.hosts.values():
+            name = host.request.hostname
+            is_failing = self.faults[coordinator, name] > 1 and not host.is_local
+            (failing if is_failing else others)[name] = host.place is not None
+        if any(failing.values()) and not all(others.values()):
+            raise Violation(f"{failing} have places, not {others}: {self.log[-20:]}")
 
 
 class Waits:
@@ -123,7 +149,7 @@ class Waits:
             if self._timers.get(key) != number or self._host.is_dead:
                 return
             if self._host.stopped_until > self._world.now:
-                self._world.at(self._host.stopped_until, ring)
+                self._world.at(self._host.stopped_until + self._world.wakes_s, ring)
                 return
             del self._timers[key]
             call()
@@ -160,6 +186,8 @@ class End:
                 self.owner.beats.setdefault(0, self.world.now)
             elif isinstance(message, Heartbeat):
                 self.owner.beats[message.number] = self.world.now
+            elif isinstance(message, Acknowledged):
+                self.owner.promise(message.left_s)
             self._later(lambda: self.peer._take(message))
 
     def finish(self) -> None:
@@ -199,7 +227,7 @@ class End:
         world, (due, call) = self.world, self._queue[0]
         free_at = max(due, world.passes_at(self.owner, self.other), self.other.stopped_until)
         if free_at > world.now:
-            world.at(free_at + 0.01, self._pump)
+            world.at(free_at + WOKEN_S, self._pump)
             return
         self._queue.popleft()
         if not self.other.is_dead:
@@ -375,6 +403,8 @@ class Host(SessionHandler):
         self._started: set[tuple[str, int]] = set()
         self._roster: RosterMessage | None = None
         self._own: Failure | None = None
+        # Whether it has been asked to end; whether the last failure has used up a restart.
+        self._leaves = self._has_restarted = False
         self._stands_by = False
         where = self.address if leader is None else leader.address
         if config.has_store:
@@ -416,15 +446,28 @@ class Host(SessionHandler):
         return not self.is_dead and self.stopped_until < self.world.now - _MOMENT_S
 
     @property
-    def keeps_expired_lease(self) -> bool:
-        """Whether it coordinates, needs a lease, and believes in more than it has."""
+    def _lease(self) -> Election | None:
+        """Return the election if it coordinates and needs a lease."""
         election = self.session._election
         if not isinstance(election, Election) or not self.session.serves:
-            return False
-        if election.until is None or not election.is_needed:
+            return None
+        return None if election.until is None or not election.is_needed else election
+
+    @property
+    def keeps_expired_lease(self) -> bool:
+        """Whether it coordinates, needs a lease, and believes in more than it has."""
+        election = self._lease
+        if election is None or election.until is None:
             return False
         ends_at = self.world.store.ends_at(election.lease)
         return election.until < self.world.now - _MOMENT_S or (election.until > ends_at > 0.0)
+
+    def promise(self, left_s: float) -> None:
+        """Check that no other host can coordinate for LEFT_S seconds."""
+        election, until = self._lease, self.world.now + left_s
+        ends_at = inf if election is None else self.world.store.ends_at(election.lease)
+        if left_s and until > ends_at + _MOMENT_S:
+            raise Violation(f"{self.name} promises more than its lease: {self.world.log[-20:]}")
 
     def trace(self, what: str) -> None:
         """Keep WHAT for the message about a broken promise."""
@@ -465,6 +508,13 @@ class Host(SessionHandler):
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan, which takes a moment."""
+        launchers = {entry.launcher for entry in roster.entries}
+        if not self.config.least <= len(launchers) == len(roster.entries) <= self.config.most:
+            raise Violation(f"{launchers} are the hosts: {self.world.log[-20:]}")
+        before = self._roster or roster
+        if not before.restarts + self._has_restarted <= roster.restarts <= self.config.max_restarts:
+            raise Violation(f"{roster.restarts} restarts after {before.restarts}")
+        self._has_restarted = False
         self.phase, self._own, self._roster = PREPARING, None, roster
         after_s = self.world.random.uniform(0.0, 0.5)
         self.waits.timer("plan", self.world.now + after_s, lambda: self._planned(roster))
@@ -496,19 +546,26 @@ class Host(SessionHandler):
         self.trace(f"starts {roster.generation}")
         self.waits.timer("gather", self.world.now + _LIMIT_S, _nothing)
         lasts_s = self.world.random.uniform(5.0, 60.0)
-        fails = self.world.random.random() < 0.15
+        fails = self.world.random.random() < (0.8 if self.number == self.world.weak else 0.15)
         self.waits.timer("rank", self.world.now + lasts_s, lambda: self._rank_ends(fails=fails))
 
     def _rank_ends(self, *, fails: bool) -> None:
         if self.phase != RUNNING:
             return
         if fails:
-            self._own = Failure(self.name, "rank exited with 7", 7)
-            self.session.failed(self._own)
-            self._stop()
-        else:
+            self._fail(Failure(self.name, "rank exited with 7", 7))
+        elif self.trains is not None:
+            self.world.done[self.trains].add(self.session.launcher)
             self.trains = None
             self.session.report(DONE)
+
+    def _fail(self, failure: Failure) -> None:
+        assert self._roster is not None
+        key = self._roster.session, self._roster.generation
+        self.world.failed[key].add(self.session.launcher)
+        self._own = failure
+        self.session.failed(failure)
+        self._stop()
 
     def _stop(self) -> None:
         self.phase = STOPPING
@@ -546,13 +603,32 @@ class Host(SessionHandler):
     def conclude(self, verdict: Verdict) -> None:
         """End, or join the next generation."""
         self.trace(f"hears {verdict}")
-        if verdict.failure is None and self.trains is not None:
-            raise Violation(f"{self.name} still trains when all is done")
-        if verdict.is_final:
+        self._check(verdict)
+        if self._leaves:
+            self._finish(143, self._own)
+        elif verdict.is_final:
             self.verdict = verdict
             self._finish(0 if verdict.failure is None else verdict.failure.exit_code, None)
         else:
             self._gather()
+
+    def _check(self, verdict: Verdict) -> None:
+        """Check that all are done if that is the verdict, and else that the culprit has failed."""
+        failure, world, roster = verdict.failure, self.world, self._roster
+        if roster is None or verdict.generation != roster.generation:
+            return
+        key = roster.session, roster.generation
+        launchers = {entry.launcher for entry in roster.entries}
+        if failure is None and world.done[key] != launchers:
+            raise Violation(f"{self.name} hears that all is done: {world.log[-20:]}")
+        is_ranks = failure is not None and failure.exit_code == 7
+        if is_ranks and verdict.launcher not in world.failed[key]:
+            raise Violation(f"{verdict.launcher} has not failed: {world.log[-20:]}")
+        if not verdict.is_final and failure is not None:
+            self._has_restarted = not failure.is_departure and key in self._started
+            if self.session.serves and failure.exit_code != 143:
+                culprits = [it for it in world.hosts if it.session.launcher == verdict.launcher]
+                world.faults.update((self.session.launcher, it.name) for it in culprits)
 
     def _finish(self, code: int, failure: Failure | None) -> None:
         if self.is_over or self.phase == OVER:
@@ -586,6 +662,13 @@ class Host(SessionHandler):
             if isinstance(end, End):
                 end.finish()
         self.listens = None
+
+    def leave(self) -> None:
+        """Ask the launcher to end, as by TERM."""
+        if self.phase == RUNNING and self.is_awake:
+            self.trace("leaves")
+            self._leaves = True
+            self._fail(Failure(self.name, "interrupted", 143, is_departure=self.config.may_change))
 
     def stand_still(self, seconds: float) -> None:
         """Stop the launcher, as by SIGSTOP; its guard goes on."""

@@ -208,13 +208,12 @@ def _join(state: State, event: Heard, join: messages.Join) -> State:
 def _resume(state: State, last: messages.LastRun) -> State:
     """Continue the session of a coordinator that was lost, unless another one has begun."""
     if state.config.has_store and state.phase == FORMING and not state.has_begun:
-        restarts = last.restarts + (not state.config.may_change)
-        state = state._replace(
-            session=last.session, has_begun=True, expected=last.hosts - 1, restarts=restarts
-        )
+        state = state._replace(session=last.session, has_begun=True, expected=last.hosts - 1)
     if last.session != state.session:
         return state
-    return state._replace(next_generation=max(state.next_generation, last.generation + 1))
+    # Not all of them know of all that has happened.
+    generation = max(state.next_generation, last.generation + 1)
+    return state._replace(next_generation=generation, restarts=max(state.restarts, last.restarts))
 
 
 def _refusal(state: State, host: Host, join: messages.Join) -> str:

@@ -413,7 +413,9 @@ class Session:
     def judge(self, verdict: Verdict) -> None:
         """End, or gather again."""
         self._standing = Standing.OVER if verdict.is_final else Standing.WAITING
-        election, server = self._election, self.server
+        election, server, failure = self._election, self.server, verdict.failure
+        if self._last is not None and failure is not None and not failure.is_departure:
+            self._last = self._last._replace(restarts=self._last.restarts + 1)
         if election is not None and server is not None and server.state.verdict is not None:
             election.release(server.state)
         self.handler.conclude(verdict)

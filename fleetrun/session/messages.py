@@ -132,6 +132,7 @@ class LastRun(NamedTuple):
 
     session: Name
     generation: Count
+    # With the one that follows, if it was a failure that has ended it.
     restarts: Count
     # How many hosts it had.
     hosts: Count

@@ -10,7 +10,7 @@ import sys
 from functools import partial
 
 import pytest
-from session_world import Host, Violation, World
+from session_world import WOKEN_S, Host, Violation, World
 
 from fleetrun.session.messages import RendezvousConfig
 
@@ -36,16 +36,42 @@ def harm(world: World, chance: random.Random, *, has_store: bool) -> Host:
     return victim
 
 
+def harass(world: World, chance: random.Random, config: RendezvousConfig, first: Host) -> None:
+    """Let ranks of a host fail often, and hosts leave, come back, and wait for places."""
+    world.weak, world.wakes_s = chance.choice(world.hosts).number, 2 * WOKEN_S
+    if chance.random() < 0.5:
+        chance.choice(world.hosts).stands_still_when_ready = True
+    if config.has_store:
+        world.at(chance.uniform(5.0, 60.0), partial(part, world, chance.uniform(0.3, 0.9), first))
+    if not config.may_change:
+        return
+    for _ in range(chance.randrange(1, 3)):
+        leaver = chance.choice(world.hosts)
+        at = chance.uniform(5.0, 90.0)
+        world.at(at, chance.choice((leaver.leave, leaver.die)))
+        other = Host(world, chance.choice((leaver.number, 8)), config, first)
+        world.at(at + chance.uniform(0.0, 20.0), other.begin)
+
+
+def part(world: World, share: float, first: Host) -> None:
+    """Cut the coordinator, or FIRST, off the store, and from all after a SHARE of the timeout."""
+    serving = (host for host in world.hosts if host.session.serves and not host.is_dead)
+    host, until = next(serving, first), world.now + 60.0
+    world.cuts.append((until, host, ""))
+    later = world.now + share * host.config.heartbeat_timeout_s
+    world.at(later, partial(world.cuts.append, (until, host, None)))
+
+
 def play(seed: int, *, has_store: bool = False) -> World:
     """Play one history, and check how it ends."""
-    world, chance = World(seed), random.Random(-seed - 1)
+    world, chance, is_harsh = World(seed), random.Random(-seed - 1), bool(seed // 4 % 2)
     most = chance.randrange(1, 5)
     least = chance.randrange(1, most + 1) if chance.random() < 0.5 else most
     config = RendezvousConfig(
         least,
         most,
         spares=chance.choice((0, 0, 0, 1)),
-        max_restarts=chance.randrange(3),
+        max_restarts=chance.randrange(3) + 2 * is_harsh,
         rdzv_timeout_s=60.0,
         heartbeat_timeout_s=chance.choice((2.0, 10.0)),
         elastic_timeout_s=chance.choice((1.0, 10.0)),
@@ -63,6 +89,8 @@ def play(seed: int, *, has_store: bool = False) -> World:
     if config.may_change and chance.random() < 0.5:
         late = Host(world, 9, config, first)
         world.at(chance.uniform(5.0, 60.0), late.begin)
+    if is_harsh:
+        harass(world, random.Random(~seed), config, first)
     world.run()
     if not has_store:
         verdicts = {
@@ -72,7 +100,7 @@ def play(seed: int, *, has_store: bool = False) -> World:
         }
         assert len(verdicts) <= 1, (seed, verdicts, world.log[-30:])
     is_patient = config.heartbeat_timeout_s > world.longest_delay_s * 4
-    if not harmed and is_patient and not config.may_change:
+    if not harmed and not is_harsh and is_patient and not config.may_change:
         # Nothing went wrong but ranks, so all have heard the end, with one code.
         assert all(host.verdict is not None for host in world.hosts), (seed, world.log[-30:])
         assert len({host.code for host in world.hosts}) == 1, (seed, world.log[-30:])
