@@ -114,8 +114,7 @@ class JobSession(Source, SessionHandler):
                 # A scheduler removes a host by TERM; removing the coordinator's ends the job.
                 stays = self._session.serves and not self._session.config.has_store
                 is_departure = may_change and signum in {TERM, KILL} and not stays
-                is_final = not is_departure and signum != KILL
-                no_retry = (no_retry or what) if is_final else ""
+                no_retry = "" if is_departure else no_retry or what
             case Exited():
                 what, code = cause.describe(), cause.status.exit_code
                 why = cause.reason() if cause.error else ""

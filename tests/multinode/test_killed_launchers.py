@@ -73,7 +73,8 @@ def are_up(*hosts: Host) -> bool:
 def test_the_others_end_and_the_ranks_may_save(
     victim: int, heartbeat_s: float, two_hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:
-    launchers = [start(host, "--nnodes=2", heartbeat_s=heartbeat_s) for host in two_hosts]
+    options = ("--nnodes=2", "--max_restart=1")
+    launchers = [start(host, *options, heartbeat_s=heartbeat_s) for host in two_hosts]
     until(lambda: are_up(*two_hosts))
     gone, other = two_hosts[victim], two_hosts[1 - victim]
     send(gone, KILL)
@@ -81,6 +82,8 @@ def test_the_others_end_and_the_ranks_may_save(
     launchers[victim].wait(LONG_S)
     until(lambda: not running(gone, SHELL))
     assert "Interrupted by SIGKILL on" in other.output
+    # Nobody would take the place of a launcher that was killed.
+    assert "start again" not in other.output
     saved = (tmp_path / "saved").read_text().splitlines()
     assert sorted(saved) == ["saved by 0", "saved by 1"]
 
