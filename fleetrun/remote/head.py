@@ -25,6 +25,8 @@ from fleetrun.rundir.folder import write_all
 from fleetrun.rundir.variables import with_token
 from fleetrun.text import visible
 
+# Keys that stop or kill a process: without heartbeats, the hosts would end the job.
+_KEYS = (signal.SIGTSTP, signal.SIGQUIT)
 _BEAT_S = 1.0
 # How long all hosts may take to answer.
 _ANSWER_S = 60.0
@@ -103,7 +105,7 @@ class Head:
         # nohup has SIGHUP ignored.
         before = {
             number: signal.signal(number, lambda signum, _: self._events.put(signum))
-            for number in POLITE
+            for number in (*POLITE, *_KEYS)
             if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP
         }
         beat_at = time.monotonic() + _BEAT_S
@@ -117,6 +119,8 @@ class Head:
                         self._answered()
                     case (remote, int(status)):
                         self._ended(remote, status)
+                    case signal.SIGTSTP | signal.SIGQUIT:
+                        log("Ctrl-Z and Ctrl-\\ have no effect here. Ctrl-C ends the job.")
                     case int(number):
                         self._interrupted(number)
             if time.monotonic() >= beat_at:

@@ -168,7 +168,7 @@ class SshConnection:
             for text in iter(partial(errors.readline, _LONGEST_LINE), b""):
                 if is_up:
                     self.show(self.host, text.removesuffix(b"\n"))
-                elif text == MARK:
+                elif text.endswith(MARK):
                     is_up = True
                     self.changed(self, None)
                 else:

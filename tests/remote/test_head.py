@@ -136,6 +136,24 @@ def test_by_nohup_it_goes_on_when_the_terminal_is_closed(tmp_path: Path) -> None
     assert command.finish(process).code == 7
 
 
+def test_a_greeting_without_an_end_of_its_line_is_none_of_fleetruns(tmp_path: Path) -> None:
+    ended = by_ssh(tmp_path, "exit 7", greeting="-n Welcome >&2").run()
+    assert ended.code == 7, ended.stderr
+
+
+def test_keys_that_would_stop_or_kill_the_head_have_no_effect(tmp_path: Path) -> None:
+    command = by_ssh(tmp_path, "touch up.$R; until [ -e go ]; do sleep 0.1; done; exit 7")
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        process = command.start(stdout=file, stderr=file)
+    command.wait_for("up.0", "up.1")
+    for signum in (signal.SIGQUIT, signal.SIGTSTP):
+        process.send_signal(signum)
+    until(lambda: output.read_bytes().count(b"Ctrl-Z and Ctrl-\\ have no effect") == 2)
+    (tmp_path / "go").touch()
+    assert process.wait(LONG_S) == 7
+
+
 def test_asked_twice_the_head_lets_them_be_killed(tmp_path: Path) -> None:
     command = by_ssh(
         tmp_path,
