@@ -215,7 +215,9 @@ def place(places: ModeHosts, request: Request, facts: Facts) -> tuple[int, tuple
         me = own[0]
     elif own:
         both = " and ".join(names[index] for index in own)
-        raise EnvironmentFault(f"{option}: {both} are all this host; say which one with --host.")
+        # If no other host is named, nobody has to be told.
+        fault = StrangerFault if len(own) == len(names) else EnvironmentFault
+        raise fault(f"{option}: {both} are all this host; say which one with --host.")
     elif dry:
         return 0, (f"none of {option} is this host: shown as {names[0]} would see it.",)
     else:

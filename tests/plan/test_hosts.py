@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from plans import a_request, from_variable, some_facts
 
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import EnvironmentFault, StrangerFault, UsageError
 from fleetrun.plan import hosts
 from fleetrun.plan.layout import ModeHosts
 
@@ -86,7 +86,7 @@ def test_this_host_has_its_place_among_those_that_are_listed(
             r"10.0.0.8 is another host .*, where this one is 10.0.0.1:",
         ),
         (OURS, {"host": "10.9.9.9"}, UsageError, r"--host=10.9.9.9 is not one of --ips=10.0.0.1,"),
-        (LOOPBACK, {}, EnvironmentFault, r"127.0.0.1 and 127.0.0.2 are all this host; say"),
+        (LOOPBACK, {}, StrangerFault, r"127.0.0.1 and 127.0.0.2 are all this host; say"),
         (LATER, {"rank": 0}, UsageError, r"--rank=0 disagrees .* \(10.0.0.1\) has place 1"),
     ],
 )
