@@ -95,7 +95,8 @@ class _Fusion:
     def report(self, source: Any, _number: int) -> None:
         """Report the kernels that this update has called."""
         calls, self._calls = self._calls, []
-        why = "" if calls else self._why_not
+        # Of this update alone: the next one may be another optimizer's.
+        why, self._why_not = "" if calls else self._why_not, ""
         why = why if calls or why else f"Paddle has no fused kernel for {type(source).__name__}"
         if self._reported in ("", why) or self._proof.graph != "dygraph":
             return
