@@ -211,7 +211,6 @@ def train(
     model: str,
     folder: Path,
     strategy: dict[str, Any] | None,
-    attempts: int = 2,
     *,
     check_ranks: int | str = 0,
     profile: str = "",
@@ -249,21 +248,6 @@ def train(
 
     started = start(python, [MODELS / model], folder, nranks, of_rank, **variables)
     codes, outputs = ends(started, folder)
-    is_lost = any("gloo::TimeoutException" in output for output in outputs)
-    if any(codes) and attempts > 1 and (strategy is None or is_lost):
-        # A start without any of fleetrun's code was seen to die silently once in some hundred. On a
-        # busy machine gloo once waited 30 s for a sum that the other rank had: that one compared
-        # weights already. Ranks that make different calls would time out each time.
-        folder.rename(folder.with_name(f"{folder.name}.first"))
-        return train(
-            *(python, model, folder, strategy, 1),
-            check_ranks=check_ranks,
-            profile=profile,
-            nranks=nranks,
-            hosts=hosts,
-            more=more,
-            builds=builds,
-        )
     assert codes == [0] * nranks, f"{codes}\n{outputs}"
     return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(nranks)]
 

@@ -180,9 +180,9 @@ def test_a_hybrid_job_trains_as_one_process(
     with on_device if place == "npu" else devices.on(""):
         if expected == "refused":
             with pytest.raises(AssertionError, match=r"gradient_merge: .* this cannot be merged"):
-                train(*(python, "hybrid.py", tmp_path / "ours", asked, 1), nranks=nranks, more=more)
+                train(python, "hybrid.py", tmp_path / "ours", asked, nranks=nranks, more=more)
             return
-        ranks = train(*(python, "hybrid.py", tmp_path / "ours", asked), nranks=nranks, more=more)
+        ranks = train(python, "hybrid.py", tmp_path / "ours", asked, nranks=nranks, more=more)
     for report in ranks:
         assert report["apart"] < 2e-6
         assert report["moved"] > 1e-2
