@@ -27,7 +27,7 @@ ALIGNMENT = 1024
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 # What every run of scripts/test tries, with the numbers of ranks and hosts.
 SHORT = [
-    ("recommended", 3, 1),
+    ("recommended", 2, 1),
     ("overlapped", 3, 1),
     ("levels", 4, 2),
     ("merged", 2, 1),

@@ -38,8 +38,9 @@ def reports(folder: Path) -> list[dict[str, Any]]:
 
 
 def weights_on_the_cpu(folder: Path) -> list[float]:
-    with devices.on(""):
-        done = launch(folder, "training", "--nproc_per_node=1")
+    """Train on the CPU, although Paddle prefers its plug-in."""
+    with devices.on("mlu", count=4):
+        done = launch(folder, "training", "--nproc_per_node=1", "--device_kind=cpu")
     assert done.returncode == 0, done.stdout
     (report,) = reports(folder)
     assert report["place"] == "Place(cpu)"
@@ -69,54 +70,38 @@ def test_a_script_trains_on_every_device_of_a_kind(
         assert report["weights"] == pytest.approx(weights, abs=1e-5)
 
 
-def test_one_of_two_kinds_is_chosen_and_the_other_is_not_even_loaded(tmp_path: Path) -> None:
+def test_one_of_two_kinds_is_chosen_and_a_mask_that_no_plugin_reads_holds_all_the_same(
+    tmp_path: Path, weights: list[float]
+) -> None:
     built = devices.library(PYTHONS["3.3.1"])
     folder = tmp_path / "plug-ins"
     folder.mkdir()
     (folder / "libone.so").symlink_to(built)
     (folder / "libother.so").write_bytes(built.read_bytes().replace(_OWN, _OTHER))
-    more = {"CUSTOM_DEVICE_ROOT": str(folder), f"{_OTHER.decode()}KIND": "mlu"}
+    more = {
+        "CUSTOM_DEVICE_ROOT": str(folder),
+        f"{_OTHER.decode()}KIND": "mlu",
+        f"{_OTHER.decode()}COUNT": "4",
+        "MLU_VISIBLE_DEVICES": "3,1",
+    }
+    # The other one is not even loaded.
     with devices.on("npu", count=2):
-        done = launch(tmp_path, "training", "--device_kind=mlu", "--devices=1,0", **more)
-    assert done.returncode == 0, done.stdout
-    places = [report["place"] for report in reports(tmp_path)]
-    assert places == ["Place(mlu:1)", "Place(mlu:0)"]
-
-
-def test_a_mask_that_the_plugin_does_not_read_holds_all_the_same(
-    tmp_path: Path, weights: list[float]
-) -> None:
-    with devices.on("mlu", count=4, delay_us=2000):
-        done = launch(tmp_path, "training", MLU_VISIBLE_DEVICES="1,3")
+        done = launch(tmp_path, "training", "--device_kind=mlu", **more)
     assert done.returncode == 0, done.stdout
     reported = reports(tmp_path)
-    assert [report["place"] for report in reported] == ["Place(mlu:1)", "Place(mlu:3)"]
+    assert [report["place"] for report in reported] == ["Place(mlu:3)", "Place(mlu:1)"]
     for report in reported:
         assert report["weights"] == pytest.approx(weights, abs=1e-5)
 
 
-def test_who_wants_the_cpu_gets_it_although_paddle_prefers_its_plugin(tmp_path: Path) -> None:
-    with devices.on("mlu", count=4):
-        done = launch(tmp_path, "training", "--nproc_per_node=1", "--device_kind=cpu")
-    assert done.returncode == 0, done.stdout
-    assert [report["place"] for report in reports(tmp_path)] == ["Place(cpu)"]
-
-
-def test_a_restart_and_the_report_of_a_failure_name_the_device(tmp_path: Path) -> None:
-    with devices.on("mlu", count=4, fault="die@3:1"):
-        done = launch(tmp_path, "sums", "--mlus=2,3", "--max_restart=1")
-    assert done.returncode == 137, done.stdout
-    assert "rank 1 was killed by SIGKILL" in done.stdout
-    assert "(MLU 3), pid" in done.stdout
-    assert "It was attempt 1 (counted from 0)" in done.stdout
-
-
-def test_the_report_of_a_collective_that_fails_tells_of_the_plug_in(tmp_path: Path) -> None:
+def test_the_report_of_a_collective_that_fails_names_the_device_and_its_plug_in(
+    tmp_path: Path,
+) -> None:
     with devices.on("mlu", count=4, fault="error@3:1", loss="hang"):
-        done = launch(tmp_path, "sums", "--devices=0,1")
+        done = launch(tmp_path, "sums", "--mlus=2,3")
     assert done.returncode == 1, done.stdout
     assert "It failed first" in done.stdout
-    assert "(MLU 1), pid" in done.stdout
+    assert "(MLU 3), pid" in done.stdout
     assert "The plug-in of this device has failed" in done.stdout
 
 

@@ -41,15 +41,15 @@ if rank == 1:
     load_batch()
 dist.all_reduce(paddle.ones([4]))
 """
-    ended = Command.python(tmp_path, code, "--hang_timeout=6", ranks=3).run()
+    ended = Command.python(tmp_path, code, "--hang_timeout=6").run()
     assert ended.code == 124, ended.stderr
     assert "Rank 1 stands in load_batch" in ended.stderr
-    assert "Ranks 0, 2 stand in _all_reduce_in_dygraph" in ended.stderr
-    late = "Rank 1 never entered all_reduce 1 of all ranks; 2 others wait there"
+    assert "Rank 0 stands in _all_reduce_in_dygraph" in ended.stderr
+    late = "Rank 1 never entered all_reduce 1 of all ranks; rank 0 waits there"
     assert late in ended.stderr
     shown = fleetrun("logs", "--collectives", folder=tmp_path)
     assert shown.stdout.startswith(late), shown
-    assert shown.stdout.count("  all_reduce 1  ") == 2
+    assert shown.stdout.count("  all_reduce 1  ") == 1
 
 
 def _hangs() -> Iterator[ParameterSet]:

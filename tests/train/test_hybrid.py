@@ -126,25 +126,40 @@ UPDATES = 3
 PYTHON = PYTHONS["3.3.1"]
 
 
+# Of a layout, what changes the weights of one process with all the data.
+ALONE: list[dict[str, int]] = [
+    {},
+    {"merge": 2},
+    {"accumulate": 2},
+    {"merge": 2, "accumulate": 2},
+    {"infinite": 2},
+    {"merge": 2, "infinite": 3},
+]
+
+
 @pytest.fixture
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
-    """Return a function that trains a layout's model in one process, once, and returns its report.
+    """Return a function that returns the report of one process that has trained a layout's model.
 
-    Of the layout, only what changes the weights counts.
+    One process trains those of all layouts, once.
     """
 
     def trained(layout: dict[str, Any], version: str = "3.3.1") -> str:
-        names = ("merge", "accumulate", "infinite")
-        kept: dict[str, Any] = {name: layout[name] for name in names if name in layout}
-
-        def make(folder: Path) -> str:
-            python, more = PYTHONS[version], _told(kept)
+        def make(folder: Path) -> list[str]:
+            more = {"LAYOUT": json.dumps(ALONE)}
             with devices.on(""):
-                train(python, "hybrid.py", folder / "alone", None, nranks=1, more=more)
-            return str(folder / "alone" / "report.0")
+                (made,) = train(
+                    PYTHONS[version], "hybrid.py", folder / "alone", None, nranks=1, more=more
+                )
+            files = [folder / f"{number}.json" for number in range(len(ALONE))]
+            for file, report in zip(files, made, strict=True):
+                file.write_text(json.dumps(report))
+            return [*map(str, files)]
 
-        name = "-".join(f"{key}{value}" for key, value in kept.items())
-        return str(made_once(tmp_path_factory, f"hybrid-{version}-{name}", make))
+        kept = {
+            name: layout[name] for name in layout if name in ("merge", "accumulate", "infinite")
+        }
+        return str(made_once(tmp_path_factory, f"hybrid-{version}", make)[ALONE.index(kept)])
 
     return trained
 

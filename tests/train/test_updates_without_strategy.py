@@ -89,7 +89,7 @@ open("speed", "w").write(str(7 / (times[-1] - times[0])))
 
 def test_s61_ranks_that_spin_after_an_update_hang_without_a_strategy(tmp_path: Path) -> None:
     code = f"{DYNAMIC}\ndef spin():\n    while True: pass\nspin()"
-    job = Command.python(tmp_path, code, "--hang_timeout=12", ranks=1)
+    job = Command.python(tmp_path, code, "--hang_timeout=3", ranks=1)
     ended = job.run(env={"PATH": "/usr/bin:/bin"})
     assert ended.code == 124
     assert "Rank 0 stands in spin" in ended.stderr

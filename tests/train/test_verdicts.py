@@ -95,7 +95,7 @@ CASES = (
     Case("heter_ccl_mode=true", "dygraph", OLD),
     # Plain data parallel, as fleet with three ranks does not connect over gloo.
     Case(TWO_LEVELS, "dygraph", (), options="--plain", ranks=3, later=BOTH_PADDLES),
-    Case("fp16_allreduce=true", "dygraph"),
+    Case("fp16_allreduce=true", "dygraph", (), later=BOTH_PADDLES),
     Case("bf16_allreduce=true", "dygraph", (), later=BOTH_PADDLES),
     Case("fp16_allreduce=true bf16_allreduce=true", "static", OLD, later=NEW),
     Case("heter_ccl_mode=true", "dygraph", NEW, "has no attribute '_hcg'"),
@@ -107,7 +107,7 @@ CASES = (
     Case(LOCALSGD, "static", (), later=BOTH_PADDLES),
     Case(ADAPTIVE, "static", NEW, later=OLD),
     Case(SHARDING, "static", OLD, "FLAGS_dynamic_static_unified_comm"),
-    Case(SHARDING, "static", NEW),
+    Case(SHARDING, "static", (), later=NEW),
     Case("auto=true", "static", (), "global work size [2]", later=BOTH_PADDLES),
     Case("tensor_parallel=true", "static", (), "not in groups of 1", later=BOTH_PADDLES),
 )

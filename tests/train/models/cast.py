@@ -1,15 +1,17 @@
 """Trains models that are cast to another dtype after they were wrapped, at once or later.
 
-Reports the weights beside those of one process with the batches of all ranks.
+And one that a compiled function calls: Paddle's translator meets our frames. Reports the weights
+beside those of one process with the batches of all ranks.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import paddle
 from paddle import nn
-from twins import batches, compare, train, write
+from twins import batches, compare, mlp, train, weights, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,4 +68,20 @@ def compare_cast(way: str, when: int) -> Any:
     return compare(Products if way == "bfloat16" else Net, train_by)
 
 
-write({f"{way} {when}": compare_cast(way, when) for way in WAYS for when in (1, LATE)})
+def train_compiled(model: Any, ranks: list[int]) -> Any:
+    """Train by a compiled function."""
+
+    def loss(x: Any) -> Any:
+        return (model(x) ** 2).mean()
+
+    compiled = paddle.jit.to_static(loss, full_graph=False)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    for batch in islice(batches(ranks, 4, 8), 6):
+        compiled(batch).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return weights(model)
+
+
+report = {f"{way} {when}": compare_cast(way, when) for way in WAYS for when in (1, LATE)}
+write({**report, "compiled": compare(mlp, train_compiled)})

@@ -1,4 +1,6 @@
-"""A hybrid-parallel job on random data, as `LAYOUT` (JSON) says; one rank trains the whole model.
+"""A hybrid-parallel job on random data, as `LAYOUT` (JSON) says.
+
+One rank trains the whole model, or with a list of layouts the model of each.
 
 The layout has the degrees of `hybrid_configs`, the micro-steps of an update, by the strategy
 (`merge`) and by the script (`accumulate`), the `stage` of sharding, and `sharding_configs`. With
@@ -21,21 +23,30 @@ from twins import elsewhere
 
 fleet_: Any = fleet
 layout = json.loads(os.environ["LAYOUT"])
+layouts = layout if isinstance(layout, list) else [layout]
+layout = layouts[0]
 degree = {name: layout.get(name, 1) for name in ("dp", "mp", "pp", "sharding", "sep")}
 rank, world = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
-ACCUMULATE, STEPS = (
-    layout.get("accumulate", 1),
-    layout.get("accumulate", 1) * layout.get("merge", 1),
-)
+ACCUMULATE = layout.get("accumulate", 1)
 UPDATES, ROWS, WIDTH, HIDDEN = 3, 16, 8, 12
 numbers = np.random.RandomState(7)
 # The parameters of the whole model, in its order.
 SHAPES = {"up.w": (WIDTH, HIDDEN), "up.b": (HIDDEN,), "down.w": (HIDDEN, WIDTH), "down.b": (WIDTH,)}
 SHAPES |= {"norm.w": (WIDTH,), "norm.b": (WIDTH,), "head.w": (WIDTH, 4), "head.b": (4,)}
 WHOLE = {name: (numbers.randn(*shape) * 0.3).astype("float32") for name, shape in SHAPES.items()}
-DATA = [numbers.randn(ROWS, WIDTH).astype("float32") for _ in range(UPDATES * STEPS)]
 # The axis of each parameter that is split along mp.
 CUT = {"up.w": 1, "up.b": 0, "down.w": 0} if degree["mp"] > 1 else {}
+
+
+def steps_of(layout: dict[str, Any]) -> int:
+    """Return the micro-steps of an update."""
+    return int(layout.get("accumulate", 1) * layout.get("merge", 1))
+
+
+def data(layout: dict[str, Any]) -> list[Any]:
+    """Return the batch of each micro-step."""
+    draw, number = np.random.RandomState(8), UPDATES * steps_of(layout)
+    return [draw.randn(ROWS, WIDTH).astype("float32") for _ in range(number)]
 
 
 def part(name: str, value: Any, mp_rank: int | None) -> Any:
@@ -88,19 +99,20 @@ def optimizer_of(net: Any) -> Any:
     return optimizer
 
 
-def alone() -> dict[str, Any]:
+def alone(layout: dict[str, Any]) -> dict[str, Any]:
     """Train the whole model on all data."""
+    steps = steps_of(layout)
     made = layers(parallel=False)
     net = nn.Sequential(*made)
     parameters, optimizer = fill(made, None), optimizer_of(net)
-    skipped = {-(-layout.get("infinite", 0) // STEPS)}
-    for number, rows in enumerate(DATA, 1):
-        (loss_of(net(paddle.to_tensor(rows))) / STEPS).backward()
-        if number % STEPS == 0:
-            if number // STEPS not in skipped:
+    skipped = {-(-layout.get("infinite", 0) // steps)}
+    for number, rows in enumerate(data(layout), 1):
+        (loss_of(net(paddle.to_tensor(rows))) / steps).backward()
+        if number % steps == 0:
+            if number // steps not in skipped:
                 optimizer.step()
             optimizer.clear_grad()
-    return {name: parameter.numpy() for name, parameter in parameters.items()}
+    return {name: parameter.numpy().tolist() for name, parameter in parameters.items()}
 
 
 def init() -> None:
@@ -164,7 +176,7 @@ def together() -> tuple[dict[str, Any], int]:
     if degree["sep"] > 1:
         share, shares = share * degree["sep"] + hcg.get_sep_parallel_rank(), shares * degree["sep"]
     mp_rank = hcg.get_model_parallel_rank()
-    rows = [np.split(array, shares)[share] for array in DATA]
+    rows = [np.split(array, shares)[share] for array in data(layout)]
     if degree["pp"] > 1:
         return pipeline(rows, mp_rank), mp_rank
     made = layers(parallel=True)
@@ -221,9 +233,10 @@ def pipeline(rows: list[Any], mp_rank: int) -> dict[str, Any]:
     return {name: parameter.numpy() for name, parameter in parameters.items()}
 
 
-def report() -> dict[str, Any]:
+def report() -> Any:
     if world == 1:
-        return {"weights": {name: value.tolist() for name, value in alone().items()}}
+        reports = [{"weights": alone(whole)} for whole in layouts]
+        return reports if len(reports) > 1 else reports[0]
     ours, place = together()
     hcg = fleet_.get_hybrid_communicate_group()
     groups = {
