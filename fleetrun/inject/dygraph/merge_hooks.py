@@ -166,7 +166,10 @@ def _clips(merge: GradientMerge, module: ModuleType) -> None:
         import paddle
 
         several = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
-        if all(owner.is_last for owner in merge.owners(several)):
+        owners = merge.owners(several)
+        if all(owner.is_last for owner in owners):
+            for owner in owners:
+                owner.has_told_norm = True
             return clip(several, *args, **kwargs)
         return paddle.to_tensor(0.0)
 

@@ -66,10 +66,10 @@ class MergeRound:
         self._arrived: set[int] = set()
         self._trained: set[int] = set()
         self._hooked: set[int] = set()
-        # In the last micro-step: the ids of parameters whose gradients contain the kept sums, and
-        # whether all are divided.
+        # In the last micro-step: the ids of parameters whose gradients contain the kept sums,
+        # whether all are divided, and whether the script knows their norm.
         self._put_back: set[int] = set()
-        self._is_divided = False
+        self._is_divided = self.has_told_norm = False
         # The number of this round, and the checksums of weights at its first backward.
         self._number = 1
         self._weights: dict[int, int] = {}
@@ -176,9 +176,13 @@ class MergeRound:
     def clear(self, key: int) -> None:
         """Forget the gradient of the parameter KEY (an id), which the script clears."""
         if not (self.is_updating or self._is_in_backward):
+            is_lost = self.has_told_norm and self._left.keys() == {key}
             self._used.discard(key)
             self._put_back.discard(key)
             self._left.pop(key, None)
+            if is_lost:
+                # The norm was infinite or too large: the round is lost, as a large batch would be.
+                self.start_round()
 
     def _states(self, parameters: Sequence[Any]) -> dict[int, tuple[int, ...]]:
         """Return, by parameter, what changes when its gradient is written; empty if not dense."""
@@ -249,7 +253,7 @@ class MergeRound:
         self._used |= self._left.keys()
         self._left = {}
         self._put_back.clear()
-        self._is_divided = False
+        self._is_divided = self.has_told_norm = False
 
 
 def gradient_of(parameter: Any) -> Any:

@@ -29,7 +29,9 @@ KINDS = {
     },
     **{
         name: getattr(stepping, name)
-        for name in (*("groups", "wrapped", "scaled", "paired", "resumed", "fitted", "by_fleet"),)
+        for name in (
+            *("groups", "wrapped", "scaled", "paired", "normed", "resumed", "fitted", "by_fleet"),
+        )
     },
 }
 # What Paddle's own reducer cannot train, trains apart, or gets wrong.

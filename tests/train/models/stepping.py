@@ -148,6 +148,23 @@ def by_fleet() -> None:
     say("by_fleet", [net], meter)
 
 
+def normed() -> None:
+    """Drop the second update, whose norm is not finite."""
+    net = mlp()
+    model = paddle.DataParallel(net)
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    for number, batch in enumerate(batches(6)):
+        value = (model(batch) ** 2).mean()
+        if number == MICRO and rank == 1:
+            value = value * float("nan")
+        (value / options.accumulate).backward()
+        if (number + 1) % options.accumulate == 0:
+            if np.isfinite(float(nn.utils.clip_grad_norm_(net.parameters(), 0.1))):
+                optimizer.step()
+            optimizer.clear_grad()
+    say("normed", [net], Meter())
+
+
 def resumed() -> None:
     """Save after the second update; another run resumes from there."""
     # Names start afresh, because checkpoints match parameters by name.
