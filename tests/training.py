@@ -66,7 +66,7 @@ executor = static.Executor()
 executor.run(startup)
 feed = {"x": numpy.ones([2, 4], "float32")}
 """
-RUN = "executor.run(main, feed=feed, fetch_list=[loss])\n"
+RUN = "executor.run(program=main, feed=feed, fetch_list=[loss])\n"
 # How long other ranks may take to notice that a rank has failed.
 _AFTERWARDS_S = 30.0
 

@@ -37,9 +37,9 @@ def watch(executor: Any) -> None:
     _is_watched = True
 
     @in_place_of(executor, "run")
-    def counted(run: Any, self: Any, requested: Any = None, *args: Any, **options: Any) -> Any:
-        result = run(self, requested, *args, **options)
-        count(requested if requested is not None else options.get("program"))
+    def counted(run: Any, self: Any, *args: Any, **options: Any) -> Any:
+        result = run(self, *args, **options)
+        count(args[0] if args else options.get("program"))
         return result
 
 
