@@ -190,7 +190,7 @@ def test_one_rank_trains_static_graphs_on_a_plugin(tmp_path: Path) -> None:
 def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
     python: Path, tmp_path: Path
 ) -> None:
-    cases = ("momentum", "adam", "adamw", "clip", "rate", "norm")
+    cases = ("momentum", "adam", "adamw", "clip", "rate", "norm", "resumed")
     merged = train(
         python,
         tmp_path / "merged",
@@ -231,6 +231,14 @@ def test_programs_and_losses_that_cannot_be_merged_are_refused(
     merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
     (rank,) = train(python, tmp_path / "merged", case, strategy=merge, ranks=1).ranks
     assert sentence in rank[case]["error"]
+
+
+@OLD
+def test_sparse_gradients_are_refused_on_cpus_whatever_the_strategy(
+    python: Path, tmp_path: Path
+) -> None:
+    for rank in train(python, tmp_path / "refused", "sparse", strategy={}).ranks:
+        assert "cannot sum the sparse gradient embedding_0.w_0@GRAD" in rank["sparse"]["error"]
 
 
 @pytest.mark.parametrize(

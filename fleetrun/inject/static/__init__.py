@@ -84,11 +84,12 @@ def _rewrite(module: Any, proof: Evidence) -> None:
             proof.note(newer)
             return result
         minimized.add(loss.block.program)
-        _run_passes(self, loss.block.program, startup, proof)
+        refuse(refusals.sparse(loss.block.program))
+        _run_passes(self, loss.block.program, startup)
         return result
 
 
-def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:
+def _run_passes(fleet: Any, main: Any, startup: Any) -> None:
     if gloo.is_used():
         # Not earlier: Paddle counts these operators to find the places of its allreduces.
         program.remove(main, gloo.STREAMS)
@@ -96,7 +97,7 @@ def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:
     gradient_merge.settle(main, startup)
     ranks, before = fleet.worker_num(), len(program.reductions(main))
     if ranks > 1 and fuse_allreduce.rewrites():
-        fuse_allreduce.run(main, startup, fleet, proof)
+        fuse_allreduce.run(main, startup, fleet)
     program.keep_order(main)
     fuses = settings.effective("fuse_all_optimizer_ops")
     counting.expect(

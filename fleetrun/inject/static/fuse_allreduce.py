@@ -7,16 +7,13 @@ other tensors, as reshaped ones do, stay right.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import settings
 from ..buckets import FUSION, BucketLimits, limits, pack
 from . import program, rings
-from .cpu import channels, gloo
+from .cpu import channels
 from .program import Reduction
-
-if TYPE_CHECKING:
-    from ..evidence import Evidence
 
 FUSED = "fleetrun_bucket"
 _COMMUNICATION = (
@@ -42,18 +39,9 @@ def bucket_limits(gradient_bytes: int) -> BucketLimits:
     return BucketLimits(*limits(gradient_bytes, _PADDLES_LIMITS)[:2])
 
 
-def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
+def run(main: Any, startup: Any, fleet: Any) -> None:
     """Rewrite the allreduces of MAIN as the strategy requests."""
     reductions = program.reductions(main)
-    for reduction in reductions:
-        kind = str(reduction.block._find_var_recursive(reduction.variable).type)
-        if "SELECTED_ROWS" in kind and gloo.is_used():
-            text = (
-                f"Paddle's static graphs cannot sum the sparse gradient {reduction.variable} over "
-                "ranks on CPUs: make its Embedding with sparse=False."
-            )
-            proof.note(text)
-            raise RuntimeError(text)
     if reductions:
         opened = rings.open_rings(startup, fleet)
         for block in main.blocks:

@@ -2,12 +2,13 @@
 
 A scheduler of the learning rate that is stepped with each run advances once per update; one that is
 stepped once in several runs (per epoch) advances whenever the script says so. Paddle counts the
-runs of all programs in one variable: each program gets a counter of its own.
+runs of all programs in one variable: the programs of other parameters get other counters.
 """
 
 from __future__ import annotations
 
 import weakref
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from .. import border, settings
@@ -47,15 +48,14 @@ def install() -> None:
 
 
 def settle(main: Any, startup: Any) -> None:
-    """Give MAIN a counter of its own if it merges."""
+    """Give MAIN a counter for its own parameters if it merges."""
     if not main.global_block().has_var(_COUNTERS[0]):
         return
-    from paddle.utils import unique_name
-
     _merging[main] = frozenset(name for op in program.updates(main) for name in op.input("Param"))
+    # A program that is built again, as to resume, finds its counters in the checkpoint.
+    key = zlib.crc32(" ".join(sorted(_merging[main])).encode())
     for name in _COUNTERS:
-        # The generator may start over for each program.
-        own = unique_name.generate(f"{name}_{id(main)}")
+        own = f"{name}_{key}"
         for renamed in (main, startup):
             renamed.global_block()._rename_var(name, own)
             renamed._sync_with_cpp()

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import parameter_servers, settings
 from ..evidence import device_kind
+from .cpu import gloo
 
 PIR = (
     "Static fleet of Paddle {version} works only with its older program representation: start "
@@ -29,6 +30,11 @@ _TWO_LOSSES = (
     "second: build a program for each loss, or minimize the sum of the losses."
 )
 
+_SPARSE = (
+    "Paddle's static graphs cannot sum the sparse gradient {name} over ranks on CPUs: make its"
+    " Embedding with sparse=False."
+)
+
 
 def before(ranks: int, *, is_second: bool) -> str:
     """Return why RANKS cannot minimize a loss, the second one of its program if IS_SECOND."""
@@ -40,6 +46,15 @@ def before(ranks: int, *, is_second: bool) -> str:
     elif ranks > 1 and kind not in ("cpu", "gpu", "xpu", "") and not parameter_servers.are_used():
         text = _PLUG_INS
     return text.format(version=_version(), kind=kind)
+
+
+def sparse(main: Any) -> str:
+    """Return why ranks on CPUs cannot sum a gradient of MAIN, or nothing."""
+    for block in main.blocks if gloo.is_used() else ():
+        for name, variable in block.vars.items():
+            if "SELECTED_ROWS" in str(variable.type):
+                return _SPARSE.format(name=name)
+    return ""
 
 
 def needs_older_programs() -> str:

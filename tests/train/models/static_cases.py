@@ -108,6 +108,9 @@ def network(case: str) -> Any:
     if case == "transposed":
         weight = static.create_parameter([8, 8], "float32")
         hidden = hidden @ weight.T
+    if case == "sparse":
+        rows = paddle.cast(x > 0, "int64")
+        hidden = hidden + paddle.sum(static.nn.embedding(rows, [2, 8], is_sparse=True), axis=1)
     return paddle.mean(nn.functional.square_error_cost(nn.Linear(8, 1)(hidden), y))
 
 
@@ -233,6 +236,10 @@ def train(case: str) -> dict[str, Any]:
                     executor.run(other, feed=run[rank])
                 schedule(method)
         made = values(main)
+        if case == "resumed":
+            # Built again, the program finds all its variables in the checkpoint.
+            static.save(main, f"saved.{rank}/it")
+            static.load(program(case, is_shared=True)[0], f"saved.{rank}/it", executor)
     after = {name: number - before.get(name, 0) for name, number in calls.items()}
     plain, startup, loss, method = program(case, is_shared=False)
     with static.scope_guard(static.Scope()):
