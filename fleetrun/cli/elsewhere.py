@@ -68,6 +68,7 @@ _GONE = {
     "port_range": "write --start_port for the first of the ports.",
     "on_end": "write `fleetrun ...; COMMAND $?`; log/latest/events.jsonl ends with how it ended.",
     "preflight": "run `fleetrun doctor` with the same options first.",
+    "scaling": "launch on other numbers of devices, and compare by `fleetrun report A B`.",
     "stdin": "the rank that --tee shows reads a terminal, and the first one a pipe.",
     "ship": "copy the folder to the hosts first, as by `rsync -a ./ HOST:$PWD/`.",
     "ssh_fanout": "leave it out: 32 hosts are connected at once.",

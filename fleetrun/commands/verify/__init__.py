@@ -120,7 +120,7 @@ command = parser.LaunchCommand(
     "verify",
     help="Train some updates as plain Paddle and as many with the strategy, and compare the "
     "weights of all ranks, the speed and the memory. The script is launched as it "
-    "is; of `exec COMMAND`, the trainings that COMMAND launches are. Exit code 0: equal, within "
+    "is; `exec COMMAND` compares the trainings that COMMAND launches. Exit code 0: equal, within "
     "the noise of two plain runs; 5: not equal; 1: a run failed.",
     options_metavar="--strategy NAME|FILE [OPTIONS] [LAUNCH OPTIONS] SCRIPT|exec COMMAND "
     "[ARGUMENTS]...",
