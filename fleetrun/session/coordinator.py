@@ -389,7 +389,8 @@ def _form(state: State, at: float) -> State:
     limit_s = config.elastic_timeout_s if is_short else config.rdzv_timeout_s
     if at < max(state.since, state.not_before, newest if state.has_begun else 0.0) + limit_s:
         return state
-    what = f"{_news(state).who} did not come within {limit_s:g} s"
+    what = f"{_news(state).who} did not come within {limit_s:g} s: run the same command there, or "
+    what += "`fleetrun doctor` with its options on all hosts, which names what is in the way"
     return _end(state, "", Failure("", "; ".join((what, *state.remarks)), UNMET))
 
 

@@ -120,8 +120,8 @@ def difference(local: Host, host: Host) -> str:
     """Return in which settings HOST differs from the coordinator's LOCAL one, with both values."""
     ours, theirs = dict(local.request.settings), dict(host.request.settings)
     return "; ".join(
-        f"{name} is {theirs.get(name, '')[:_SHOWN] or 'none'} there and "
-        f"{ours.get(name, '')[:_SHOWN] or 'none'} on {local.request.hostname}"
+        f"{name} differs from that of {local.request.hostname}: "
+        f"{theirs.get(name, '')[:_SHOWN] or 'none'}, not {ours.get(name, '')[:_SHOWN] or 'none'}"
         for name in dict.fromkeys((*ours, *theirs))
         if ours.get(name) != theirs.get(name)
     )

@@ -189,7 +189,7 @@ def test_a_host_that_comes_before_the_coordinators_own_must_be_alike_too(job: Jo
     turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
     (verdict,) = job.launched[0].handler.verdicts
     assert verdict.failure is not None
-    assert "--run_mode is ps there and collective on node-0" in verdict.failure.what
+    assert "--run_mode differs from that of node-0: ps, not collective" in verdict.failure.what
     assert not job.launched[0].handler.rosters
 
 
