@@ -96,7 +96,7 @@ def _of_culprit(
     is_of_memory = name in {causes.SHARED_MEMORY, causes.DISK_FULL}
     if is_of_memory and exited.status.signum != signal.SIGBUS:
         evidence += kernelfacts.shared_memory()
-    evidence += [*early, *stopped]
+    evidence += [*early, *stopped, *kernelfacts.full_disk(log)]
     ends = [other for other in outcome.exits if other.process == exited.process]
     if any(other.status != exited.status for other in ends):
         evidence.append(

@@ -22,6 +22,8 @@ _MEMORY = (
 )
 # A limit of about this size means none (the kernel rounds it to pages).
 _NO_LIMIT = 1 << 60
+# With less room, a traceback does not fit into a log.
+_LITTLE = 4096
 # The longest record of the kernel's log.
 _RECORD = 8192
 
@@ -127,6 +129,17 @@ def cgroup(root: str = "/") -> Cgroup | None:
                 is_limit = most.isdigit() and int(most) < _NO_LIMIT
                 return Cgroup(f"{folder}/{events}", oom_kills, int(most) if is_limit else None)
     return None
+
+
+def full_disk(log: str) -> list[str]:
+    """Return the remark that the disk of LOG is full: a rank could not write why it failed."""
+    folder = os.path.dirname(log)
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return []
+    is_full = room.f_blocks and room.f_bavail * room.f_frsize < _LITTLE
+    return [f"The disk of {folder} is full, so its last lines may be missing."] if is_full else []
 
 
 def shared_memory(path: str = "/dev/shm") -> list[str]:  # noqa: S108 - only measured

@@ -95,6 +95,13 @@ def test_s37_full_disks_under_both_streams_cost_nobody_anything(tmp_path: Path) 
     assert done.stderr.count("standard output cannot be written (No space left on device)") == 1
 
 
+def test_a_full_disk_is_named_where_a_rank_could_not_write_why(tmp_path: Path) -> None:
+    with mounted(tmp_path / "log", "tmpfs", "size=1m"):
+        done = Command.python(tmp_path, "print('x' * 2_000_000, flush=True)", ranks=1).run()
+    assert done.code == 1
+    assert "is full, so its last lines may be missing." in done.stderr
+
+
 def vanish(folder: Path) -> None:
     """Remove FOLDER in one step: nobody can write into it while it is being emptied."""
     shutil.rmtree(folder.rename(folder.with_name("vanishing")))
