@@ -114,6 +114,10 @@ def _hang(hang: Hung) -> list[str]:
         lines.append(f"    {sentence(listed(standing))} {stand} in {where}{alone}.")
     if len(together) > _PLACES:
         lines.append(f"    The others stand in {len(together) - _PLACES} more places.")
+    if not hang.places:
+        lines.append(
+            "    No rank is in Python code: it ends, or runs native code or another program."
+        )
     return [*lines, f"All stacks are in {hang.stacks}."]
 
 

@@ -130,6 +130,12 @@ def test_what_is_on_the_screen_is_not_said_again() -> None:
     assert not any("Traceback" in line for line in lines)
 
 
+def test_a_hung_job_whose_ranks_run_no_python_code_says_so() -> None:
+    hung = Hung(8.0, 1.0, stacks="/stacks")
+    lines = report.verdict(Outcome(hung), Investigation(), [], frozenset()).splitlines()
+    assert lines[1].startswith("    No rank is in Python code: ")
+
+
 def test_ranks_of_a_hung_job_that_read_as_in_one_place_are_in_one_line() -> None:
     where = "broadcast (broadcast.py:43), called from step (train.py:9)"
     places = ((("rank 10",), where), (("rank 0", "rank 2"), where), (("rank 1",), where))
