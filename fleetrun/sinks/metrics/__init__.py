@@ -105,7 +105,8 @@ class Metrics(Sink):
         if self._pidfd >= 0:
             self._waiting.unwatch(self._pidfd)
             with suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)
+                # Alone, as it is in our group.
+                os.kill(self._pid, signal.SIGKILL)
 
     def _forget(self) -> None:
         self._waiting.unwatch(self._pidfd)

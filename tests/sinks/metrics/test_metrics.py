@@ -15,9 +15,13 @@ import pytest
 from commandline import Command
 from ports import free
 from processes import survivors
+from terminals import state
 from waiting import until
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.run import children
+from fleetrun.run.events import Finished, Outcome
+from fleetrun.run.loop import Loop
 from fleetrun.rundir import metricsfile, names
 from fleetrun.sinks.metrics import Metrics
 
@@ -120,6 +124,21 @@ def test_it_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     launcher.kill()
     # Which looks for survivors.
     job.finish(launcher)
+
+
+def test_it_is_killed_when_the_job_is_over(tmp_path: Path) -> None:
+    folder = tmp_path / "log" / "runs" / "a"
+    folder.mkdir(parents=True)
+    plan = plans.plan(cwd=str(tmp_path), log_dir="log", run_dir=str(folder))
+    sink, loop, before = Metrics(plans.job(plan, metrics_period_s=0.05)), Loop(), children.pids()
+    sink.open(loop)
+    loop.turn()
+    until((folder / names.METRICS).exists)
+    (meter,) = set(children.pids()) - set(before)
+    sink.on_event(Finished(Outcome(None), 0.0))
+    until(lambda: state(meter) == "Z")
+    sink.close()
+    loop.close()
 
 
 def test_modules_of_the_job_are_not_taken_for_its_own(tmp_path: Path) -> None:
