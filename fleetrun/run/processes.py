@@ -55,21 +55,21 @@ class Worker:
         """
         if signum and signum != self._signum:
             self._signum, self._asked = signum, set()
-        for pid in self._first():
+        for pid in self._down():
             if pid not in self._asked:
                 self._asked.add(pid)
                 children.send_one(pid, self._signum)
 
     def notify(self, signum: int) -> None:
         """Send the notice SIGNUM to the process, or what it wraps, unless it would end that."""
-        for pid in self._first():
+        for pid in self._down():
             if proc.catches(pid, signum):
                 children.send_one(pid, signum)
 
     def signal(self, signum: int) -> None:
-        """Send SIGNUM to the whole group; of the keeper's, to our own children."""
+        """Send SIGNUM to the whole group; in the keeper's, to our children and those below."""
         # Until `reap` the leader, even a zombie, keeps the id of the group from being reused.
-        for pid in self._top() if self.has_terminal else [self.pid]:
+        for pid in self._down(is_whole=True) if self.has_terminal else [self.pid]:
             children.send(pid, signum)
 
     def left_behind(self) -> bool:
@@ -98,14 +98,14 @@ class Worker:
         own = {self.pid, *self._asked}
         return [pid for pid in children.pids() if pid in own or children.group(pid) == self.group]
 
-    def _first(self) -> list[int]:
-        """Return these, and what they have started, down to the first Python."""
-        first = self._top()
-        for pid in first:
-            if not proc.is_python(pid):
+    def _down(self, *, is_whole: bool = False) -> list[int]:
+        """Return these, and what they have started, down to the first Python or IS_WHOLE."""
+        processes = self._top()
+        for pid in processes:
+            if is_whole or not proc.is_python(pid):
                 with suppress(OSError):
-                    first += children.pids(pid)
-        return first
+                    processes += children.pids(pid)
+        return processes
 
 
 def environment(base: Mapping[bytes, bytes], spec: ProcessSpec, marker: str) -> dict[bytes, bytes]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING
 
 from commandline import Command
@@ -48,6 +50,19 @@ def test_s33_ctrl_z_and_fg_in_a_shell(tmp_path: Path, terminal: Terminal) -> Non
         terminal.type(b"fg; echo code=$?\n")
         until(lambda: all(state(pid) in "SRD" for pid in everybody))
         (tmp_path / "go").touch()
+
+
+def test_s33_who_is_continued_by_its_number_goes_on_with_what_it_has_started(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    sleep = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    start = f"import subprocess\nchild = subprocess.Popen([sys.executable, '-c', {sleep!r}])\n"
+    job = Command.python(tmp_path, f"{start}{WAIT}\nchild.wait()\nopen(f'done{{rank}}', 'w')")
+    with stopped_in_a_shell(terminal, job) as everybody:
+        (tmp_path / "go").touch()
+        os.kill(everybody[-1], signal.SIGCONT)
+        job.wait_for("done0", "done1")
+        terminal.type(b"wait; echo code=$?\n")
 
 
 def test_ctrl_z_has_no_effect_where_no_shell_could_continue_the_job(
