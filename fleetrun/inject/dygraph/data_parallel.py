@@ -224,11 +224,12 @@ def _forward(forward: Callable[..., Any], model: Any, *inputs: Any, **options: A
     """
     import paddle
 
+    result = forward(model, *inputs, **options)
     reducer = getattr(model, "_reducer", None)
     if (
         isinstance(reducer, (Reducer, PaddlesReducer))
         and not model.grad_need_sync
         and paddle.is_grad_enabled()
     ):
-        reducer.disarm()
-    return forward(model, *inputs, **options)
+        reducer.disarm([*model._find_tensor(result)])
+    return result

@@ -5,7 +5,8 @@ So any limit of a bucket is a choice of groups; Paddle sends them during the bac
 sparse and unused gradients. Two of its faults are mended here: it reads strided gradients as if
 they were row-major, and it knows nothing of parameters that are unfrozen or cast later. It averages
 the first backward after a forward only, and silently leaves out what a nested backward computes, as
-of a recomputed layer; so all gradients are averaged once more at the end of other backwards.
+of a recomputed layer; so all gradients are averaged once more at the end of other backwards of a
+forward. Backwards of the bare net stay local, as in Paddle: one rank alone may run them.
 """
 
 from __future__ import annotations
@@ -136,9 +137,9 @@ class PaddlesReducer:
         self.bucket_bytes: list[int] = []
         # A forward awaits its backward; the gradients of the last one are to stay local.
         self._is_awaited = self._is_local = False
-        # The running backward has reached the model, and Paddle's does not average it; a backward
-        # has raised after it had reached the model.
-        self._is_reached = self._is_extra = self._is_out_of_step = False
+        # The running backward has reached parameters; a backward has raised after it had.
+        self._is_reached = self._is_out_of_step = False
+        self._passage = Passage()
         self._nested = 0
         self._watched: set[int] = set()
         self._choose(tensors.states(self.parameters))
@@ -152,6 +153,7 @@ class PaddlesReducer:
         """
         if self._is_out_of_step:
             raise RuntimeError(OUT_OF_STEP)
+        self._passage.watch(outputs)
         states = tensors.states(self.parameters)
         if states != self._states:
             self._choose(states)
@@ -167,20 +169,22 @@ class PaddlesReducer:
         self._current.prepare_for_backward(outputs)
         self._is_awaited = True
 
-    def disarm(self) -> None:
-        """Leave the gradients of the next forward, under `no_sync`, as they are on each rank.
+    def disarm(self, outputs: Sequence[Any]) -> None:
+        """Leave the gradients of a forward under `no_sync`, with OUTPUTS, as they are on each rank.
 
         Raises RuntimeError if sparse ones are among them.
         """
         if self._trains_sparse():
             raise RuntimeError(_CRASHES)
+        self._passage.watch(outputs)
         self._is_local = True
 
     # `backward` calls the next three around each outermost backward.
 
     def begin(self) -> None:
         """Get ready for a backward."""
-        self._is_reached = self._is_extra = False
+        self._is_reached = False
+        self._passage.is_seen = False
         self._nested = backward.nested
 
     def finish(self) -> None:
@@ -190,8 +194,11 @@ class PaddlesReducer:
         """
         if self._strided:
             self._look_no_more()
-        has_nested = self._is_reached and backward.nested != self._nested and not self._is_local
-        if not (self._is_extra or has_nested):
+        if not (self._is_reached or self._passage.is_seen):
+            return
+        is_first, self._is_awaited = self._is_awaited, False
+        is_left_out = backward.nested != self._nested if is_first else self._passage.may_be_now
+        if self._current is None or self._is_local or not is_left_out:
             return
         import paddle
         from paddle.distributed.fleet.utils import hybrid_parallel_util
@@ -215,10 +222,7 @@ class PaddlesReducer:
         self._is_out_of_step |= self._is_reached
 
     def _arrive(self) -> None:
-        if not self._is_reached:
-            self._is_reached = True
-            self._is_extra = not (self._current is None or self._is_awaited or self._is_local)
-            self._is_awaited = False
+        self._is_reached = True
 
     def _trains_sparse(self) -> bool:
         return any(
@@ -279,6 +283,35 @@ class PaddlesReducer:
                 tensors.on_gradient(parameter, weakly(self._arrive))
         sizes = list(map(tensors.nbytes, trained))
         return made, [sum(sizes[index] for index in group) for group in groups]
+
+
+class Passage:
+    """Whether the running backward comes through a forward of the model, rather than the bare net.
+
+    Unknown if outputs are in the script's own objects, or in a program.
+    """
+
+    def __init__(self) -> None:
+        self.is_seen = self._is_unknown = False
+
+    @property
+    def may_be_now(self) -> bool:
+        """Whether the backward may come through a forward."""
+        return self.is_seen or self._is_unknown
+
+    def watch(self, outputs: Sequence[Any]) -> None:
+        """Watch the OUTPUTS of a forward."""
+        watched = [
+            output
+            for output in outputs
+            if isinstance(output, tensors.tensor_class()) and tensors.is_computed(output)
+        ]
+        self._is_unknown = not watched
+        for output in watched:
+            output.register_hook(self._see)
+
+    def _see(self, _gradient: Any) -> None:
+        self.is_seen = True
 
 
 def weakly(method: Callable[..., None], *held: Any) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..paddle_api import tensors
 from . import backward
-from .paddles_reducer import OUT_OF_STEP, averaged, choose_groups, weakly
+from .paddles_reducer import OUT_OF_STEP, Passage, averaged, choose_groups, weakly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,8 +91,9 @@ class Reducer:
         if must_sync is not None:
             self._why_always_late = _MERGED
         self._hooked: set[int] = set()
-        # The next backward is reduced; a forward awaits its backward; the running one is reduced.
+        # Backwards of the last forward are reduced; it awaits the first; the running one may be.
         self._is_armed = self._is_awaited = self._is_active = False
+        self._passage = Passage()
         # A backward has raised after buckets were sent.
         self._is_out_of_step = False
         # The ids of the parameters whose gradients have arrived, and whether any came twice.
@@ -115,9 +116,9 @@ class Reducer:
 
         Raises RuntimeError if this rank has left a backward that the others have ended.
         """
-        del outputs
         if self._is_out_of_step:
             raise RuntimeError(OUT_OF_STEP)
+        self._passage.watch(outputs)
         if self._states != tensors.states(self.parameters):
             # All ranks run the same script, so they cast and unfreeze together.
             self._arrange()
@@ -138,12 +139,15 @@ class Reducer:
         overlaps = self.setup.overlaps and len(self.buckets) > 1
         return self.why_late == "" and overlaps
 
-    def disarm(self) -> None:
+    def disarm(self, outputs: Sequence[Any]) -> None:
         """Reduce no backward before the next forward that syncs, unless one is still awaited.
+
+        OUTPUTS are those of a forward under `no_sync`.
 
         As in Paddle, a forward under `no_sync` does not disarm an earlier one that still waits for
         its backward: reducing once too often does no harm.
         """
+        self._passage.watch(outputs)
         self._is_armed = self._is_awaited
 
     def _arrange(self) -> None:
@@ -171,7 +175,8 @@ class Reducer:
         self._is_active = self._is_armed
         if not self._is_active:
             return
-        self._sends_early = self.why_late == "" and not {*_awaiting} - {self}
+        self._sends_early = self.why_late == "" and self._is_awaited and not {*_awaiting} - {self}
+        self._passage.is_seen = False
         self._nested, self._next, self._is_repeated = backward.nested, 0, False
         self._arrived.clear()
         for bucket in self.buckets:
@@ -184,15 +189,17 @@ class Reducer:
         """
         import paddle
 
-        if not (self._is_active and self._arrived):
+        is_first = self._is_awaited
+        if not (self._is_active and self._arrived and (is_first or self._passage.may_be_now)):
             return
         self._is_active = self._is_awaited = False
         _awaiting.discard(self)
         with tensors.made_at(self._place), paddle.no_grad():
-            counts = None if self.why_late == "" else self._look()
+            counts = None if is_first and self.why_late == "" else self._look()
             self._average(counts)
-        self.backwards += 1
-        self._on_reduced(self)
+        if is_first or not self.backwards:
+            self.backwards += 1
+            self._on_reduced(self)
         missing = [param for key, param in self._by_id().items() if key not in self._arrived]
         if counts is None and missing:
             raise RuntimeError(

@@ -71,6 +71,10 @@ def train(way: str, net: Any, model: Any, ranks: list[int], *, is_odd: Callable[
             fail(model(batch, odd))
             optimizer.clear_grad()
             odd = ""
+        if way == "bare" and rank == 0:
+            # As to show what a net looks at.
+            (net(batch) ** 2).mean().backward()
+            optimizer.clear_grad()
         if way == "frozen":
             # The critic of a GAN is frozen like this for a while.
             for parameter in net.parameters():
@@ -93,7 +97,7 @@ def trained(way: str, *, is_odd: Callable[[], bool] = lambda: True) -> dict[str,
     return {"weights": actual, "alone": train(way, alone, alone, [0, 1], is_odd=is_odd)}
 
 
-report: dict[str, Any] = {way: trained(way) for way in ("strided", "frozen")}
+report: dict[str, Any] = {way: trained(way) for way in ("strided", "frozen", "bare")}
 report["strided here"] = trained("strided", is_odd=lambda: rank == 1)
 
 
