@@ -32,6 +32,10 @@ _CRASHES = (
     "fleetrun: Paddle crashes on sparse gradients in a backward under no_sync: create embeddings"
     " with sparse=False."
 )
+SPARSE_LOOKUP = (
+    "the gradient of {} is sparse, and ranks average sparse gradients of"
+    " nn.Embedding(sparse=True) layers only: look it up with sparse=False."
+)
 OUT_OF_STEP = (
     "fleetrun: a backward has raised after some of its gradients were sent, so this rank may be out"
     " of step with the others: start the training again."
@@ -93,12 +97,19 @@ def _of_scripts_layers(model: Any) -> set[int]:
     }
 
 
-def _look(key: int, strided: dict[int, bool]) -> Callable[[Any], Any]:
-    """Return a hook that records in STRIDED, by KEY, whether gradients are, and makes them not."""
+def _look(parameter: Any, strided: dict[int, bool], *, is_scripts: bool) -> Callable[[Any], Any]:
+    """Return a hook that records in STRIDED whether the gradient of PARAMETER is, and makes it not.
+
+    Those of a layer IS_SCRIPTS may always be. It raises RuntimeError if the gradient is sparse:
+    Paddle's reducer would crash.
+    """
+    key, name = id(parameter), parameter.name
 
     def hook(gradient: Any) -> Any:
+        if gradient.is_selected_rows():
+            raise RuntimeError(f"fleetrun: {SPARSE_LOOKUP.format(name)}")
         is_strided = not gradient.is_contiguous()
-        strided[key] = is_strided or strided.get(key, False)
+        strided[key] = is_scripts or is_strided or strided.get(key, False)
         return gradient.contiguous() if is_strided else None
 
     return hook
@@ -272,10 +283,8 @@ class PaddlesReducer:
             if key in self._hooked:
                 continue
             self._hooked.add(key)
-            if key in scripts:
-                tensors.make_contiguous([parameter])
-            else:
-                self._looking[key] = parameter.register_hook(_look(key, self._strided))
+            look = _look(parameter, self._strided, is_scripts=key in scripts)
+            self._looking[key] = parameter.register_hook(look)
         # Likely the first and the last gradient of a backward.
         for parameter in (trained[0], trained[-1]):
             if id(parameter) not in self._watched:

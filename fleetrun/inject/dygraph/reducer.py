@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..paddle_api import tensors
 from . import backward
-from .paddles_reducer import OUT_OF_STEP, Passage, averaged, choose_groups, weakly
+from .paddles_reducer import (
+    OUT_OF_STEP,
+    SPARSE_LOOKUP,
+    Passage,
+    averaged,
+    choose_groups,
+    weakly,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -244,11 +251,7 @@ class Reducer:
         gradients = tensors.gradients([*trained.values()])
         for parameter, gradient in zip(trained.values(), gradients):
             if gradient is not None and gradient.is_selected_rows():
-                raise RuntimeError(
-                    f"fleetrun: the gradient of {parameter.name} is sparse, and ranks average"
-                    " sparse gradients of nn.Embedding(sparse=True) layers only: look it up with"
-                    " sparse=False."
-                )
+                raise RuntimeError(f"fleetrun: {SPARSE_LOOKUP.format(parameter.name)}")
         is_plain = (
             len(self._arrived) == len(trained)
             and not self._is_repeated
