@@ -8,6 +8,7 @@ library, and, inside functions, numpy and Paddle; the syntax is Python 3.8's.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -107,9 +108,13 @@ def _report_updates(paddle: ModuleType, proof: Evidence, spec: StrategySpec) -> 
 
 
 def _leave_to_python(core: ModuleType) -> None:
-    """Keep paddle.jit.to_static from translating our functions, which it cannot do."""
+    """Keep paddle.jit.to_static from translating our functions, which it cannot do.
+
+    Nor json's, which they call: a compiled function may step the optimizer.
+    """
     if hasattr(core, "eval_frame_skip_file_prefix"):
-        core.eval_frame_skip_file_prefix((os.path.dirname(__file__) + os.sep,))
+        folders = map(os.path.dirname, (__file__, json.__file__))
+        core.eval_frame_skip_file_prefix(tuple(folder + os.sep for folder in folders))
 
 
 def _install_all(spec: StrategySpec, proof: Evidence) -> None:

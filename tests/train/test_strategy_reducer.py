@@ -93,7 +93,7 @@ def test_models_that_are_cast_or_compiled_after_they_were_wrapped_are_averaged(
         # Around 1 bfloat16 has steps of 0.008.
         assert_as_alone([rank[name] for rank in ranks], 0.02 if "16" in name else 1e-6)
     proof = evidence(tmp_path / "ours")
-    # Eight casts and the compiled function, each with all ranks and in one process.
+    # Eight casts and the compiled functions, each with all ranks and in one process.
     assert (proof["updates"], proof["ranks_equal"], proof["failures"]) == (140, True, [])
 
 

@@ -69,17 +69,27 @@ def compare_cast(way: str, when: int) -> Any:
 
 
 def train_compiled(model: Any, ranks: list[int]) -> Any:
-    """Train by a compiled function."""
+    """Train by compiled functions: one of the loss, and one of a whole step."""
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
 
     def loss(x: Any) -> Any:
         return (model(x) ** 2).mean()
 
-    compiled = paddle.jit.to_static(loss, full_graph=False)
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    for batch in islice(batches(ranks, 4, 8), 6):
-        compiled(batch).backward()
+    def step(x: Any) -> None:
+        loss(x).backward()
         optimizer.step()
         optimizer.clear_grad()
+
+    compiled, compiled_step = (
+        paddle.jit.to_static(function, full_graph=False) for function in (loss, step)
+    )
+    for number, batch in enumerate(islice(batches(ranks, 4, 8), 6)):
+        if number % 2:
+            compiled(batch).backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        else:
+            compiled_step(batch)
     return weights(model)
 
 
