@@ -110,10 +110,13 @@ class GradientMerge:
     def begin(self) -> None:
         """Prepare the gradients for a backward."""
         self._adopt_settings()
+        # Several optimizers may have the same parameters: all look before one writes.
+        self._call(MergeRound.check_left)
         self._call(MergeRound.begin)
 
     def finish(self) -> None:
         """Remember the gradients of a backward."""
+        self._call(MergeRound.average)
         self._call(MergeRound.finish)
 
     # A backward that has raised is over, too.

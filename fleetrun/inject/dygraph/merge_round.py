@@ -128,14 +128,10 @@ class MergeRound:
                 tensors.on_gradient(parameter, functools.partial(self._arrived.add, id(parameter)))
 
     def begin(self) -> None:
-        """Prepare the gradients for a backward.
-
-        Raises RuntimeError if the script has changed those of an earlier one of this micro-step.
-        """
+        """Prepare the gradients for a backward."""
         parameters = self.parameters
         self._watch(parameters)
         self._is_in_backward = True
-        self._check_left(parameters)
         # Those that the script has set to zero without Paddle's methods are cleared, too.
         used = [param for param in parameters if id(param) in self._used]
         self._used = {id(param) for param in used if not is_zero(gradient_of(param))}
@@ -148,6 +144,11 @@ class MergeRound:
                     _add_to_gradient(parameter, kept, is_cleared=id(parameter) not in self._left)
                     self._put_back.add(id(parameter))
 
+    def average(self) -> None:
+        """Divide the sums of a round whose last micro-step has run a backward."""
+        if self.is_last:
+            self._scale(self.parameters)
+
     def finish(self) -> None:
         """Remember the gradients after a backward that has ended, or raised.
 
@@ -155,8 +156,6 @@ class MergeRound:
         """
         self._is_in_backward = False
         parameters = self.parameters
-        if self.is_last:
-            self._scale(parameters)
         if self._arrived:
             self._trained |= self._arrived
             self._check_weights(parameters)
@@ -199,9 +198,9 @@ class MergeRound:
             states[key] = (gradient.inplace_version, gradient.data_ptr(), total)
         return states
 
-    def _check_left(self, parameters: Sequence[Any]) -> None:
+    def check_left(self) -> None:
         """Raise RuntimeError if the script has changed what the last backward has left."""
-        left = [parameter for parameter in parameters if id(parameter) in self._left]
+        left = [parameter for parameter in self.parameters if id(parameter) in self._left]
         states = self._states(left)
         for parameter in left:
             if self._left[id(parameter)] != states[id(parameter)]:
@@ -216,7 +215,7 @@ class MergeRound:
         if self._used:
             refuse(NOT_CLEARED)
         if not self.is_last:
-            self._check_left(parameters)
+            self.check_left()
         elif self.merged and self._kept.keys() - self._put_back:
             refuse(CLEARED_LAST if self._left else NO_BACKWARD)
         # Those of the last micro-step may be other ranks' alone.

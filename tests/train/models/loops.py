@@ -63,11 +63,14 @@ def retained() -> None:
 def losses() -> None:
     """Run backward from two losses of two forwards, and from two of one."""
     net, model, optimizer = made(AdamW, 0.01, epsilon=1e-3, weight_decay=0.1)
+    # As for another phase of the training.
+    idle = SGD(0.1, parameters=net.parameters())
     for _, batch in micro_steps("losses", [net], optimizer):
         share(square(model(batch))).backward()
         out = model(batch * 0.5)
         both: list[Any] = [share(square(out)), share(out.abs().mean())]
         paddle.autograd.backward(both)
+    del idle
 
 
 def early() -> None:
