@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training import PYTHONS, evidence, train
+from training import PYTHONS, evidence, run, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,3 +59,24 @@ def test_what_the_backend_sums_wrongly_is_refused_and_sent_in_32_bits(tmp_path: 
     told = row(tmp_path / "ours", "fp16_allreduce")
     assert told["status"] == "refused"
     assert "sums float16 wrongly: self-tested" in told["reason"]
+
+
+WIDE = """
+import paddle
+paddle.set_default_dtype("float64")
+paddle.distributed.init_parallel_env()
+model = paddle.DataParallel(paddle.nn.Linear(4, 2))
+optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+for _ in range(2):
+    model(paddle.ones([2, 4])).mean().backward()
+    optimizer.step()
+    optimizer.clear_grad()
+"""
+
+
+def test_gradients_in_64_bits_are_not_said_to_be_sent_in_16(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WIDE)
+    words = ["--nproc_per_node=2", "--set=bf16_allreduce=true", "train.py"]
+    done = run(PYTHONS["3.3.1"], ["-m", "fleetrun", *words], tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "NO EFFECT  no gradient is in float32" in done.stdout

@@ -165,6 +165,7 @@ class ReducerReport:
 
     def _report_compression(self, ours: Sequence[Reducer]) -> None:
         used = next(filter(None, (reducer.setup.compression for reducer in ours)), None)
+        casts = any(bucket.is_cast for reducer in ours for bucket in reducer.buckets)
         for name in filter(settings.effective, DTYPES):
             if used is None:
                 self._set(name, "", why_not=self.why_paddles)
@@ -172,6 +173,8 @@ class ReducerReport:
                 self._set(name, "", why_not=f"{used.field} is on, too")
             elif used.failure:
                 self._proof.field(name, REFUSED, reason=used.failure)
+            elif not casts:
+                self._set(name, "", why_not="no gradient is in float32")
             else:
                 self._set(name, f"sums are sent as {used.dtype}")
 
