@@ -11,11 +11,6 @@ FEW = 6
 MANY = 1000
 
 
-def scaled(number: int) -> int:
-    """Return how many examples this run has where the default one has NUMBER."""
-    return max(1, number * settings().max_examples // USUAL)
-
-
 def examples(number: int) -> settings:
     """Return the settings of a test with NUMBER examples instead of the default."""
-    return settings(max_examples=scaled(number))
+    return settings(max_examples=max(1, number * settings().max_examples // USUAL))
