@@ -12,6 +12,7 @@ from fleetrun.rundir.variables import EXEC
 
 # What people type for torchrun, mpirun, horovodrun, accelerate, deepspeed and srun.
 _PROCESSES = "use --nproc_per_node: the number of processes on this host."
+_MEETING = "write --master=HOST:PORT --nnodes=N, or name the hosts with --ips."
 _ROWS = {
     "n np num_proc num_procs num_processes nprocs num_gpus ngpus ppn npernode": _PROCESSES,
     "ntasks_per_node ntasks gpus_per_node": _PROCESSES,
@@ -19,10 +20,15 @@ _ROWS = {
     "node_rank machine_rank": "use --rank: this host's position in --ips.",
     "num_nodes num_machines nodes N": "use --nnodes: it follows from --ips, which names hosts.",
     "H host_list hostlist": "use --hosts: as a:8,b:8; they are reached by ssh.",
-    "rdzv_endpoint": "use --master: with --nnodes; or name the hosts with --ips.",
-    "master_addr main_process_ip rdzv_backend rdzv_conf": "write --master=HOST:PORT --nnodes=N.",
+    "rdzv_endpoint rdzv_backend rdzv_conf master_addr main_process_ip": _MEETING,
+    "rdzv_id": "use --job_id.",
     "master_port main_process_port": "use --start_port: one host finds free ports itself.",
-    "standalone": "leave it out: a job is on this host alone unless --ips names others.",
+    "standalone multi_gpu": "leave it out: a job is on this host alone, on all its devices.",
+    "cpu use_cpu": "write --backend=gloo.",
+    "mixed_precision": "use paddle.amp in the script.",
+    "local_ranks_filter": "use --tee: the ranks that the console shows.",
+    "r redirect enable_each_rank_log": "use --redirects: every rank has a log in --log_dir anyway.",
+    "ssh_port": "write --ssh='ssh -p PORT'.",
     "x genv export": "write --env NAME=VALUE; every rank gets your exported variables anyway.",
     "max_restarts restarts": "use --max_restart.",
     "min_np max_np min_nodes max_nodes": "write --nnodes=MIN:MAX and --master=HOST:PORT.",
@@ -51,31 +57,27 @@ _GONE = {
     ),
     "auto_parallel_config auto_cluster_config auto_tuner_json $PADDLE_AUTO_PARALLEL_CONFIG "
     "$PADDLE_AUTO_CLUSTER": (
-        f"for Paddle's own tuner, write `{EXEC}=off python -m paddle.distributed.launch` in place "
-        "of fleetrun; `fleetrun tune` measures the fields of a strategy."
+        f"for Paddle's own tuner, write `{EXEC}=off python -m paddle.distributed.launch`."
     ),
     "allreduce": "run `fleetrun --nproc_per_node=2 run_check`, or NCCL's all_reduce_perf.",
     "banner color log_max_files merge_tail port_check preload": "leave it out.",
+    "ssh_fanout virtual_local_rank": "leave it out.",
     "debug": "let the script call debugpy.listen(PORT) and debugpy.wait_for_client().",
     "elastic_pre_hook": "run the command before fleetrun, or at the start of the script.",
     "exclude include": "name the hosts to use in --hosts, or in a file for --hostfile.",
     "from_manifest": "run the line `repeat` of that manifest.json in a shell.",
-    "gather_logs": "let the hosts share a log folder, or copy theirs by rsync.",
+    "gather_logs ship": "let the hosts share the folder, or copy it by rsync.",
     "gloo_port": "write --http_port.",
     "gpu_memory_fraction": "set FLAGS_allocator_strategy=naive_best_fit and the fraction by --env.",
     "log_filter": "run `fleetrun logs -f --grep=REGEX` in another terminal.",
     "nccl": "write --env NCCL_NAME=VALUE.",
     "port_range": "write --start_port for the first of the ports.",
-    "on_end": "write `fleetrun ...; COMMAND $?`; log/latest/events.jsonl ends with how it ended.",
+    "on_end webhook": "write `fleetrun ...; COMMAND $?`; log/latest/events.jsonl has the outcome.",
     "preflight": "run `fleetrun doctor` with the same options first.",
     "scaling": "launch on other numbers of devices, and compare by `fleetrun report A B`.",
     "stdin": "the rank that --tee shows reads a terminal, and the first one a pipe.",
-    "ship": "copy the folder to the hosts first, as by `rsync -a ./ HOST:$PWD/`.",
-    "ssh_fanout": "leave it out: 32 hosts are connected at once.",
     "toleration node_selector volcano": "add it to what `submit k8s` prints, or use --kueue.",
     "ui": "run `fleetrun top` or `fleetrun ui` in another terminal.",
-    "virtual_local_rank": "leave it out: Paddle selects the device of each rank.",
-    "webhook": "write `fleetrun ...; curl -d $? URL`.",
 }
 GONE = {word: answer for words, answer in _GONE.items() for word in words.split()}
 
@@ -89,8 +91,7 @@ def refuse_gone(name: str, typed: str) -> None:
 def suggest(typed: str, names: Iterable[str], prefix: str = "--") -> str:
     """Return the end of a sentence: what to write instead of the unknown option TYPED."""
     name = typed.lstrip("-").replace("-", "_")
-    hint = HINTS.get(name) or HINTS.get(name.rstrip("0123456789"))  # -n4
-    if hint is not None:
+    if hint := HINTS.get(name) or HINTS.get(name.rstrip("0123456789")):  # -n4
         return f"; {hint}"
     otherwise = "`fleetrun --help=all` lists them all."
     if prefix and not typed.startswith("--"):
