@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sshd
 from checkout import ROOT
-from waiting import LONG_S, until
+from waiting import LONG_S, patient, until
 
 if TYPE_CHECKING:
     import subprocess
@@ -44,7 +44,8 @@ def start(
     """Start a launcher on HOST with one rank, which runs TRAP on TERM."""
     (host.folder / "rank.sh").write_text(RANK)
     where = ("--master=10.88.0.1:6170", "--nproc_per_node=1", *options)
-    words = (*where, f"--heartbeat_timeout={heartbeat_s:g}", SHELL, "rank.sh")
+    # A launcher that gets no processor for so long is lost, too.
+    words = (*where, f"--heartbeat_timeout={patient(heartbeat_s):.1f}", SHELL, "rank.sh")
     return host.fleetrun(*words, TRAP=trap)
 
 
@@ -146,7 +147,8 @@ def test_nobody_survives_by_ssh(
     ssh = sshd.on_hosts(hosts, tmp_path / "keys", **shown, TRAP="exit")
     (head.folder / "rank.sh").write_text(RANK)
     options = ("--hosts=10.88.0.2:1,10.88.0.3:1", f"--ssh=ssh -F {ssh}", "--grace=1")
-    words = ("-m", "fleetrun", *options, "--heartbeat_timeout=3", SHELL, "rank.sh")
+    heartbeat = f"--heartbeat_timeout={patient(3.0):.1f}"
+    words = ("-m", "fleetrun", *options, heartbeat, SHELL, "rank.sh")
     job = head.start(sys.executable, *words, env={**os.environ, **shown})
     until(lambda: all(running(host, SHELL) for host in hosts))
     send(hosts[victim], signum, f"{sys.executable} {ROOT / 'fleetrun' / '__main__.py'}")
