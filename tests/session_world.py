@@ -22,6 +22,7 @@ from fleetrun.session.election import Election
 from fleetrun.session.etcd import KeyAnswer
 from fleetrun.session.messages import (
     DONE,
+    LOST,
     READY,
     UNMET,
     Acknowledged,
@@ -64,6 +65,8 @@ class World:
         self.hosts: list[Host] = []
         # Until when a host is cut off from another, from all (None) or from the store ("").
         self.cuts: list[tuple[float, Host, Host | str | None]] = []
+        # Those to which anything has been done.
+        self.harmed: set[Host] = set()
         self.store = Key(self)
         # The launchers that are ready for each generation, that are done, and that have failed.
         self.ready: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
@@ -82,6 +85,11 @@ class World:
     def at(self, when: float, call: Callable[[], None]) -> None:
         """Make CALL at the moment WHEN."""
         heapq.heappush(self._heap, (max(when, self.now), next(self._order), call))
+
+    def cut(self, until: float, host: Host, other: Host | str | None) -> None:
+        """Cut HOST off from OTHER, from all (None) or from the store ("")."""
+        self.cuts.append((until, host, other))
+        self.harmed |= {it for it in (host, other) if isinstance(it, Host)}
 
     def delay(self) -> float:
         """Return how long a message takes; some take long."""
@@ -405,7 +413,8 @@ class Host(SessionHandler):
         self._own: Failure | None = None
         # Whether it has been asked to end; whether the last failure has used up a restart.
         self._leaves = self._has_restarted = False
-        self._stands_by = False
+        # Whether it waits without a limit, or for a place while the job runs.
+        self._stands_by = self.is_spare = False
         where = self.address if leader is None else leader.address
         if config.has_store:
             where = self.address
@@ -495,7 +504,7 @@ class Host(SessionHandler):
     def stand_by(self) -> None:
         """Wait without a limit."""
         self.trace("stands by")
-        self._stands_by = True
+        self._stands_by = self.is_spare = True
         self.waits.timer("gather", self.world.now + _LIMIT_S, _nothing)
 
     def look_again(self) -> None:
@@ -514,7 +523,7 @@ class Host(SessionHandler):
         before = self._roster or roster
         if not before.restarts + self._has_restarted <= roster.restarts <= self.config.max_restarts:
             raise Violation(f"{roster.restarts} restarts after {before.restarts}")
-        self._has_restarted = False
+        self._has_restarted = self.is_spare = False
         self.phase, self._own, self._roster = PREPARING, None, roster
         after_s = self.world.random.uniform(0.0, 0.5)
         self.waits.timer("plan", self.world.now + after_s, lambda: self._planned(roster))
@@ -621,13 +630,18 @@ class Host(SessionHandler):
         launchers = {entry.launcher for entry in roster.entries}
         if failure is None and world.done[key] != launchers:
             raise Violation(f"{self.name} hears that all is done: {world.log[-20:]}")
+        culprits = [it for it in world.hosts if it.session.launcher == verdict.launcher]
+        has_lost = failure is not None and failure.exit_code == LOST and not failure.is_victim
+        # A coordinator that is cut off cannot know that it is not the others.
+        is_known = not world.cuts and self.config.heartbeat_timeout_s > 4 * world.longest_delay_s
+        if has_lost and is_known and not world.harmed.issuperset(culprits):
+            raise Violation(f"{verdict.launcher} was not lost: {world.log[-20:]}")
         is_ranks = failure is not None and failure.exit_code == 7
         if is_ranks and verdict.launcher not in world.failed[key]:
             raise Violation(f"{verdict.launcher} has not failed: {world.log[-20:]}")
         if not verdict.is_final and failure is not None:
             self._has_restarted = not failure.is_departure and key in self._started
             if self.session.serves and failure.exit_code != 143:
-                culprits = [it for it in world.hosts if it.session.launcher == verdict.launcher]
                 world.faults.update((self.session.launcher, it.name) for it in culprits)
 
     def _finish(self, code: int, failure: Failure | None) -> None:
@@ -655,6 +669,7 @@ class Host(SessionHandler):
         if self.is_over:
             return
         self.trace("is killed")
+        self.world.harmed.add(self)
         self.is_dead = self.is_over = True
         server, connection = self.session.server, self.session._connection
         for end in (*(() if server is None else server.links.values()), connection):
@@ -665,14 +680,20 @@ class Host(SessionHandler):
 
     def leave(self) -> None:
         """Ask the launcher to end, as by TERM."""
-        if self.phase == RUNNING and self.is_awake:
+        failure = Failure(self.name, "interrupted", 143, is_departure=self.config.may_change)
+        if self.is_awake and self.phase in {RUNNING, GATHERING}:
             self.trace("leaves")
+            self.world.harmed.add(self)
             self._leaves = True
-            self._fail(Failure(self.name, "interrupted", 143, is_departure=self.config.may_change))
+            if self.phase == RUNNING:
+                self._fail(failure)
+            else:
+                self._finish(143, failure)
 
     def stand_still(self, seconds: float) -> None:
         """Stop the launcher, as by SIGSTOP; its guard goes on."""
         self.trace(f"stands still for {seconds:.1f} s")
+        self.world.harmed.add(self)
         self.stopped_until = max(self.stopped_until, self.world.now + seconds)
 
 

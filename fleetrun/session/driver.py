@@ -430,6 +430,8 @@ class Session:
         self._lose(self._loss_of(self._coordinator, "the coordinator of the job was lost"))
 
     def _cut_off(self) -> Failure:
+        if self.serves:
+            return self._loss_of(self.host, "fleetrun was stopped or without a processor")
         what = f"fleetrun was cut off from the coordinator ({self._coordinator})"
         return self._loss_of(self.host, what)
 

@@ -69,8 +69,7 @@ class Server:
         self._hearers = hearers
         # All whose other ends have not hung up yet, by their numbers.
         self.links: dict[int, Connection | LocalLink] = {}
-        self._number = 0
-        self._looked_at = self._clock.now()
+        self._number, self._looked_at = 0, self._clock.now()
         self._look()
 
     def take(self, link: Connection | LocalLink) -> None:
@@ -107,6 +106,8 @@ class Server:
             self._hearers[type(message)](host.place, message)
 
     def _lost(self, number: int) -> None:
+        # If this launcher stood still, that comes first: the others have only given it up.
+        self._look()
         del self.links[number]
         self._feed(coordinator.Broken(number, self._clock.now()))
 

@@ -30,9 +30,9 @@ def harm(world: World, chance: random.Random, *, has_store: bool) -> Host:
         world.at(at, partial(victim.stand_still, chance.uniform(0.1, 25.0)))
     elif kind < 0.8 or not has_store:
         other = chance.choice((None, world.hosts[0]))
-        world.at(at, partial(world.cuts.append, (until, victim, other)))
+        world.at(at, partial(world.cut, until, victim, other))
     else:
-        world.at(at, partial(world.cuts.append, (until, victim, "")))
+        world.at(at, partial(world.cut, until, victim, ""))
     return victim
 
 
@@ -49,17 +49,24 @@ def harass(world: World, chance: random.Random, config: RendezvousConfig, first:
         leaver = chance.choice(world.hosts)
         at = chance.uniform(5.0, 90.0)
         world.at(at, chance.choice((leaver.leave, leaver.die)))
+        if chance.random() < 0.5:
+            world.at(at + chance.uniform(0.5, 5.0), lambda: coordinator(world, first).leave())
         other = Host(world, chance.choice((leaver.number, 8)), config, first)
-        world.at(at + chance.uniform(0.0, 20.0), other.begin)
+        world.at(at + chance.uniform(-20.0, 20.0), other.begin)
+
+
+def coordinator(world: World, first: Host) -> Host:
+    """Return the coordinator, or FIRST if there is none."""
+    serving = (host for host in world.hosts if host.session.serves and not host.is_dead)
+    return next(serving, first)
 
 
 def part(world: World, share: float, first: Host) -> None:
-    """Cut the coordinator, or FIRST, off the store, and from all after a SHARE of the timeout."""
-    serving = (host for host in world.hosts if host.session.serves and not host.is_dead)
-    host, until = next(serving, first), world.now + 60.0
-    world.cuts.append((until, host, ""))
+    """Cut the coordinator off the store, and from all after a SHARE of the heartbeat timeout."""
+    host, until = coordinator(world, first), world.now + 60.0
+    world.cut(until, host, "")
     later = world.now + share * host.config.heartbeat_timeout_s
-    world.at(later, partial(world.cuts.append, (until, host, None)))
+    world.at(later, partial(world.cut, until, host, None))
 
 
 def play(seed: int, *, has_store: bool = False) -> World:
@@ -100,6 +107,9 @@ def play(seed: int, *, has_store: bool = False) -> World:
         }
         assert len(verdicts) <= 1, (seed, verdicts, world.log[-30:])
     is_patient = config.heartbeat_timeout_s > world.longest_delay_s * 4
+    spares = {host for host in world.hosts if host.is_spare} - world.harmed
+    if is_patient and not has_store and first not in world.harmed:
+        assert all(host.code == first.code for host in spares), (seed, world.log[-30:])
     if not harmed and not is_harsh and is_patient and not config.may_change:
         # Nothing went wrong but ranks, so all have heard the end, with one code.
         assert all(host.verdict is not None for host in world.hosts), (seed, world.log[-30:])
