@@ -126,7 +126,7 @@ class Policy:
             case Gathered() if self.is_current(Gather(event.attempt)):
                 return self._gathered(event)
             case GatherFailed() if self.is_current(Gather(event.attempt)):
-                self.cause = event
+                self.cause = event if event.exit_code else None
                 return self._finish()
             case Gathered() | GatherFailed():
                 return ()

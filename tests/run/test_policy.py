@@ -494,6 +494,13 @@ def happen(job: Job, dice: Dice) -> None:
             job.now += 0.001
 
 
+def test_a_host_without_a_place_in_a_job_that_is_done_has_not_failed() -> None:
+    state = policy.Policy()
+    state.begin()
+    state.step(GatherFailed(0, "The job is done.", 0, 1.0))
+    assert state.outcome().cause is None
+
+
 def come(job: Job, dice: Dice) -> None:
     """Deliver the answer to a Gather."""
     attempt = max(0, job.state.attempt - (dice.roll(4) == 3))
