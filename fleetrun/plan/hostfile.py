@@ -8,8 +8,8 @@ from fleetrun.errors import UsageError
 from fleetrun.plan.hosts import NO_IPV6, is_ipv6
 from fleetrun.text import is_digits
 
-# More ranks than any host has: a typing error.
-_MOST_SLOTS = 4096
+# More ranks than any host has: a typing error, or the port of an sshd.
+_MOST_SLOTS = 1024
 
 
 class HostEntry(NamedTuple):
@@ -72,7 +72,10 @@ def _add(entries: list[HostEntry], target: str, mark: str, slots: str, *, where:
         raise UsageError(f"{where}: {target or 'an empty name'} is not a host name or address.")
     is_number = is_digits(slots) and 0 < int(slots[:5]) <= _MOST_SLOTS
     if mark and not is_number:
-        raise UsageError(f"{where}: {slots or 'nothing'} is not a number of slots, 1 or more.")
+        raise UsageError(
+            f"{where}: {slots or 'nothing'} is not a number of slots, 1 to {_MOST_SLOTS}. A port "
+            "of sshd belongs in ~/.ssh/config, or in --ssh."
+        )
     if any(name == entry.name for entry in entries):
         raise UsageError(f"{where}: {name} is named twice; name each host once.")
     entries.append(HostEntry(target, int(slots) if mark else None))

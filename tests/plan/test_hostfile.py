@@ -54,6 +54,7 @@ def test_a_bad_line_is_named_by_file_and_line(text: str, message: str) -> None:
     [
         ("a:8,,b:8", r"--hosts=a:8,,b:8: an empty name is not a host name"),
         ("a:x", r"--hosts=a:x: x is not a number of slots"),
+        ("a:2222", r"2222 is not a number of slots, 1 to 1024\. A port of sshd belongs in ~/\.ssh"),
         ("a:8,a:8", r"--hosts=a:8,a:8: a is named twice"),
         ("a:8:9", r"--hosts=a:8:9: 8:9 is not a number of slots"),
         ("", r"--hosts=: an empty name is not a host name"),
