@@ -37,6 +37,7 @@ REFUSED = {
     "decayed": WRITES,
     **dict.fromkeys(("noised", "signs", "written", "subtracted", "composed"), CHANGES),
     "assigned": "without backward",
+    "alternated": "has no forward in the last one of an update",
 }
 
 

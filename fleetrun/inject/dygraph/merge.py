@@ -76,6 +76,9 @@ class GradientMerge:
         self._adopt_settings()
         # In each forward: no call of ours for each parameter.
         own, rounds = set(map(id, parameters)), self.all()
+        for current in rounds:
+            current.parallel |= own
+            current.averaging |= own
         if any(current.is_last and not own.isdisjoint(current.ids) for current in rounds):
             return True
         return bool(own.difference(*(current.ids for current in rounds)))

@@ -30,6 +30,7 @@ NOT_CLEARED = "the script does not clear the gradients of the step before"
 CLEARED_LAST = (
     "the script clears some gradients of the last micro-step of an update, and steps without them"
 )
+NOT_AVERAGED = "a DataParallel of an earlier micro-step has no forward in the last one of an update"
 SPARSE = "a gradient is sparse: create embeddings with sparse=False"
 OTHER_WEIGHTS = (
     "the script writes weights between the backwards of one update, or between a backward and its"
@@ -70,6 +71,9 @@ class MergeRound:
         # whether all are divided, and whether the script knows their norm.
         self._put_back: set[int] = set()
         self._is_divided = self.has_told_norm = False
+        # The ids of parameters that models of DataParallel average, and do so in this micro-step.
+        self.parallel: set[int] = set()
+        self.averaging: set[int] = set()
         # The number of this round, and the checksums of weights at its first backward.
         self._number = 1
         self._weights: dict[int, int] = {}
@@ -159,8 +163,9 @@ class MergeRound:
         if self._arrived:
             self._trained |= self._arrived
             self._check_weights(parameters)
-            keys = self._arrived.union(self._left)
-            self._left = self._states([param for param in parameters if id(param) in keys])
+        # Those of other models' backwards have been divided again.
+        keys = self._arrived.union(self._left)
+        self._left = self._states([param for param in parameters if id(param) in keys])
 
     def _scale(self, parameters: Sequence[Any], *, undo: bool = False) -> None:
         """Divide the sums of the round by the number of steps, or undo that."""
@@ -218,6 +223,8 @@ class MergeRound:
             self.check_left()
         elif self.merged and self._kept.keys() - self._put_back:
             refuse(CLEARED_LAST if self._left else NO_BACKWARD)
+        elif self._kept.keys() & self.parallel - self.averaging:
+            refuse(NOT_AVERAGED)
         # Those of the last micro-step may be other ranks' alone.
         if not (self.is_last and self._left):
             others = (gradient_of(item) for item in parameters if id(item) not in self._left)
@@ -252,6 +259,7 @@ class MergeRound:
         self._used |= self._left.keys()
         self._left = {}
         self._put_back.clear()
+        self.averaging.clear()
         self._is_divided = self.has_told_norm = False
 
 

@@ -240,6 +240,16 @@ def assigned(model: Any, optimizer: Any, _number: int) -> None:
     optimizer.step()
 
 
+def alternated(model: Any, optimizer: Any, number: int) -> None:
+    """Train two models in turn by one optimizer."""
+    net = model._layers
+    if number == 0:
+        model.parts = [paddle.DataParallel(net[0]), paddle.DataParallel(net[2])]
+    once(model.parts[number % 2], paddle.ones([4, 6 + number % 2 * 2]) * (rank + 1))
+    optimizer.step()
+    optimizer.clear_grad()
+
+
 report: dict[str, Any] = {}
 for name, (backward, change, clear, bad) in KINDS.items():
     net, alone = twins(new)
@@ -273,5 +283,5 @@ def stop(script: Callable[[Any, Any, int], object]) -> str:
     return ""
 
 
-refused = (sam, decayed, noised, signs, written, subtracted, composed, assigned)
+refused = (alternated, sam, decayed, noised, signs, written, subtracted, composed, assigned)
 write([report, {script.__name__: stop(script) for script in refused}])
