@@ -100,8 +100,7 @@ def _of_scripts_layers(model: Any) -> set[int]:
 def _look(parameter: Any, strided: dict[int, bool], *, is_scripts: bool) -> Callable[[Any], Any]:
     """Return a hook that records in STRIDED whether the gradient of PARAMETER is, and makes it not.
 
-    Those of a layer IS_SCRIPTS may always be. It raises RuntimeError if the gradient is sparse:
-    Paddle's reducer would crash.
+    It counts as strided if its layer IS_SCRIPTS. A sparse one, which crashes Paddle's, is an error.
     """
     key, name = id(parameter), parameter.name
 
@@ -208,7 +207,9 @@ class PaddlesReducer:
         if not (self._is_reached or self._passage.is_seen):
             return
         is_first, self._is_awaited = self._is_awaited, False
-        is_left_out = backward.nested != self._nested if is_first else self._passage.may_be_now
+        is_left_out = self._passage.is_seen or self._passage.is_unknown
+        if is_first:
+            is_left_out = backward.nested != self._nested
         if self._current is None or self._is_local or not is_left_out:
             return
         import paddle
@@ -300,22 +301,12 @@ class Passage:
     Unknown if outputs are in the script's own objects, or in a program.
     """
 
-    def __init__(self) -> None:
-        self.is_seen = self._is_unknown = False
-
-    @property
-    def may_be_now(self) -> bool:
-        """Whether the backward may come through a forward."""
-        return self.is_seen or self._is_unknown
+    is_seen = is_unknown = False
 
     def watch(self, outputs: Sequence[Any]) -> None:
         """Watch the OUTPUTS of a forward."""
-        watched = [
-            output
-            for output in outputs
-            if isinstance(output, tensors.tensor_class()) and tensors.is_computed(output)
-        ]
-        self._is_unknown = not watched
+        watched = [output for output in outputs if not (output.stop_gradient or output.is_leaf)]
+        self.is_unknown = not watched
         for output in watched:
             output.register_hook(self._see)
 

@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..paddle_api import tensors
 from . import backward
-from .paddles_reducer import (
-    OUT_OF_STEP,
-    SPARSE_LOOKUP,
-    Passage,
-    averaged,
-    choose_groups,
-    weakly,
-)
+from .paddles_reducer import OUT_OF_STEP, SPARSE_LOOKUP, Passage, averaged, choose_groups, weakly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -197,7 +190,8 @@ class Reducer:
         import paddle
 
         is_first = self._is_awaited
-        if not (self._is_active and self._arrived and (is_first or self._passage.may_be_now)):
+        is_ours = is_first or self._passage.is_seen or self._passage.is_unknown
+        if not (self._is_active and self._arrived and is_ours):
             return
         self._is_active = self._is_awaited = False
         _awaiting.discard(self)

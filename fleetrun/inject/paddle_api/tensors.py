@@ -27,11 +27,6 @@ def is_trained(parameter: Any) -> bool:
     return not parameter.stop_gradient and bool(parameter.is_leaf)
 
 
-def is_computed(tensor: Any) -> bool:
-    """Whether TENSOR is an operator's output that a backward may start from or pass."""
-    return not tensor.stop_gradient and not tensor.is_leaf
-
-
 def states(parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return of each of PARAMETERS what a script may change by freezing or casting it.
 
