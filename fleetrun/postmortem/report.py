@@ -152,7 +152,7 @@ def _culprit(
     last = culprit.last_words
     words = [f"    {line}" for line in last if line or len(last) > 1]
     if words and findings.source != culprit.log:
-        lines += [f"Its log is {culprit.log}; in {findings.source} it left", *words]
+        lines += [f"Its log is {culprit.log}; {findings.source} ends with", *words]
     elif words and not is_shown:
         lines += [f"Its log is {culprit.log}, which ends with", *words]
     else:

@@ -121,7 +121,7 @@ def test_s18_s20_the_exception_comes_from_the_records_if_the_log_lacks_it(
     code = "sys.stderr = open(os.devnull, 'w')\nif rank == 1: raise ValueError('a\\nb \\udcff')"
     done = Command.python(tmp_path, f"{code}\ntime.sleep(60)").run()
     assert done.code == 1
-    assert "/rank.1.jsonl it left" in done.stderr
+    assert "/rank.1.jsonl ends with" in done.stderr
     assert "    Traceback (most recent call last):" in done.stderr
     culprit = report(tmp_path)["culprit"]
     assert (culprit["rank"], culprit["code"], culprit["attempt"]) == (1, 1, 0)
