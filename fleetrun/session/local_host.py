@@ -160,9 +160,7 @@ class LocalHost:
                 first_me=self._first_me,
                 master=Endpoint(first.host, first.master_port or first.ports[0]),
                 generation=agreed.generation,
-                rules=Rules(
-                    config.grace_s, config.max_restarts, hang_timeout_s=config.hang_timeout_s
-                ),
+                rules=Rules(config.grace_s, config.max_restarts, config.hang_timeout_s),
                 checkpoints=tuple((entry.host, entry.checkpoints) for entry in former),
                 notes=(*self._local.notes, *([] if is_closed else [_UNPROTECTED])),
                 shared_logs=self._logs.look(entries, agreed.generation),
