@@ -57,6 +57,12 @@ class RunDirectory(Sink):
             if self._run_dir not in self._made:
                 self._made.append(self._run_dir)
         except OSError as error:
+            if isinstance(error, FileExistsError) and os.path.isdir(self._run_dir):
+                raise EnvironmentFault(
+                    f"{self._run_dir} is of a launch that began in the same second with the same "
+                    "process id, in another container or on another host: start this one again, or "
+                    "choose another --log_dir."
+                ) from None
             raise EnvironmentFault(names.unwritable(self._run_dir, error.strerror)) from None
 
     def withdraw(self) -> None:

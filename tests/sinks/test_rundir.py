@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import plans
+import pytest
 from timers import Timers
 
+from fleetrun.errors import EnvironmentFault
 from fleetrun.model import SharedLogs
 from fleetrun.run.events import Gathered, Started
 from fleetrun.sinks.rundir import RunDirectory
@@ -133,6 +135,16 @@ def test_nothing_is_left_of_a_launch_that_is_withdrawn(tmp_path: Path) -> None:
     sink.prepare()
     sink.withdraw()
     assert os.listdir(tmp_path / "log/runs") == ["0"]
+
+
+def test_of_two_launches_with_one_name_the_second_is_refused(tmp_path: Path) -> None:
+    first, second = (RunDirectory(plans.job(plan(tmp_path, "0"))) for _ in range(2))
+    first.prepare()
+    with pytest.raises(EnvironmentFault, match="in the same second with the same process id"):
+        second.prepare()
+    second.withdraw()
+    assert os.listdir(tmp_path / "log/runs/0") == ["lock"]
+    first.withdraw()
 
 
 def test_what_is_told_of_a_launch_is_its_owners_and_the_rest_follows_the_umask(
