@@ -256,22 +256,22 @@ class _Service:
 
     def _reap(self) -> None:
         """Reap all children that have ended, as the first process of a container has to."""
+        options = os.WNOHANG | os.WUNTRACED
         with suppress(ChildProcessError):
-            while self._status is None:
-                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
-                if pid == 0:
-                    return
+            while self._status is None and (child := os.waitpid(-1, options))[0]:
+                pid, status = child
                 if pid == self._pid and not os.WIFSTOPPED(status):
                     self._status = status
-                elif pid == self._pid and self._job_control == signal.SIGCONT:
-                    # `fg` was faster.
-                    os.kill(pid, signal.SIGCONT)
                 elif pid == self._pid and self._job_control:
                     self._stop()
 
     def _stop(self) -> None:
         """Stop, for the shell to see it, as the supervisor has stopped the ranks and itself."""
-        shell, self._job_control = os.getppid(), 0
+        shell, last, self._job_control = os.getppid(), self._job_control, 0
+        if signal.SIGCONT in {last, *signal.sigpending()}:
+            # `fg` was faster; a stop now would drop it.
+            os.kill(self._pid, signal.SIGCONT)
+            return
         # The kernel would tell (HUP, CONT) that it is gone, if no rank shared our group.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGCONT)
         os.kill(os.getpid(), signal.SIGSTOP)

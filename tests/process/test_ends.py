@@ -382,6 +382,24 @@ def test_who_is_continued_before_it_has_stopped_goes_on(tmp_path: Path) -> None:
     assert job.release(launcher).code == 0
 
 
+def test_who_is_continued_while_it_stops_goes_on(tmp_path: Path) -> None:
+    job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
+    launcher = job.start_until("ready0")
+    (event,) = started(job, 1)
+    supervisor = supervisor_of(launcher.pid)
+    os.kill(supervisor, signal.SIGSTOP)
+    until(lambda: state(supervisor) == "T")
+    launcher.send_signal(signal.SIGTSTP)
+    until(lambda: not pending(launcher.pid))
+    # The keeper hears of the supervisor's stop and of its own continuation at once.
+    launcher.send_signal(signal.SIGSTOP)
+    until(lambda: state(launcher.pid) == "T")
+    os.kill(supervisor, signal.SIGCONT)
+    until(lambda: state(event["pid"]) == "T" == state(supervisor))
+    launcher.send_signal(signal.SIGCONT)
+    assert job.release(launcher).code == 0
+
+
 def pending(pid: int) -> int:
     """Return the signals that PID has yet to take, as bits."""
     return int(proc.rows(pid, "status")["ShdPnd"], 16)
