@@ -252,7 +252,7 @@ def test_the_computation_goes_on_while_gradients_are_summed_unless_that_is_waite
     trained = train(
         python,
         tmp_path / "trained",
-        "momentum",
+        *("momentum", "penalty"),
         strategy={
             "fuse_grad_size_in_num": 3,
             "nccl_comm_num": 2,
@@ -260,7 +260,7 @@ def test_the_computation_goes_on_while_gradients_are_summed_unless_that_is_waite
         },
     )
 
-    trained.assert_right("momentum")
+    trained.assert_right("momentum", "penalty")
     order = trained.ranks[0]["momentum"]["order"]
     # Only fleetrun's operators run Python: for each of three buckets one starts, one ends the sum.
     places = [place for place, kind in enumerate(order) if kind == "py_func"]

@@ -97,6 +97,7 @@ def replacement(case: str) -> Any:
 def network(case: str) -> Any:
     """Build the network of CASE in the default program; return its loss."""
     x, y = static.data("x", [None, 8]), static.data("y", [None, 1])
+    x.stop_gradient = case != "penalty"
     hidden = x
     for _ in range(3):
         hidden = nn.functional.relu(nn.Linear(8, 8)(hidden))
@@ -111,7 +112,12 @@ def network(case: str) -> Any:
     if case == "sparse":
         rows = paddle.cast(x > 0, "int64")
         hidden = hidden + paddle.sum(static.nn.embedding(rows, [2, 8], is_sparse=True), axis=1)
-    return paddle.mean(nn.functional.square_error_cost(nn.Linear(8, 1)(hidden), y))
+    out = nn.Linear(8, 1)(hidden)
+    loss = paddle.mean(nn.functional.square_error_cost(out, y))
+    if case == "penalty":
+        (slope,) = static.gradients([out], [x])
+        loss += paddle.mean(slope * slope)
+    return loss
 
 
 def program(case: str, *, is_shared: bool) -> tuple[Any, Any, Any, Any]:

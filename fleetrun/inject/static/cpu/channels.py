@@ -123,6 +123,11 @@ def insert(
     """
     before, token = tokens
     begin, end = _functions(channel, gradients)
+    for gradient in gradients:
+        # Paddle reads the shape of an output `x@GRAD` from `x`; gradients of gradients lack one.
+        forward, suffix, rest = gradient.name.rpartition("@GRAD")
+        if suffix and not rest and block._find_var_recursive(forward) is None:
+            block.create_var(name=forward, shape=gradient.shape, dtype=gradient.dtype)
     for place, function, read, written in (
         (places[1], end, [*gradients, token], gradients),
         (places[0], begin, gradients if before is None else [*gradients, before], [token]),
