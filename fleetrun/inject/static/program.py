@@ -81,10 +81,20 @@ def written_by_forward(program: Any) -> set[str]:
     }
 
 
+def inner_operators(op: Any) -> list[Any]:
+    """Return the operators of the block that the `conditional_block` OP runs on some steps."""
+    return list(op.block.program.blocks[op._block_attr_id("sub_block")].ops)
+
+
 def holds_updates(op: Any) -> bool:
     """Whether the block that the operator OP runs on some steps updates parameters."""
-    block = op.block.program.blocks[op._block_attr_id("sub_block")]
-    return any({"Param", "Grad"} <= set(inner.input_names) for inner in block.ops)
+    return any({"Param", "Grad"} <= set(inner.input_names) for inner in inner_operators(op))
+
+
+def _holds_allreduces(op: Any) -> bool:
+    return op.type == "conditional_block" and any(
+        inner.type in ALLREDUCES for inner in inner_operators(op)
+    )
 
 
 def bytes_of(block: Any, name: str) -> int | None:
@@ -121,18 +131,26 @@ def remove(program: Any, types: tuple[str, ...]) -> None:
 def keep_order(program: Any) -> None:
     """Make each collective of PROGRAM depend on the previous one in its block, as on all ranks."""
     for block in program.blocks:
-        places = [index for index, op in enumerate(block.ops) if op.type in _UNORDERED]
+        # No executor orders what is in another block, such as merged updates.
+        others = [op for op in block.ops if _holds_allreduces(op)]
+        kinds = {*_UNORDERED, *(ALLREDUCES if others else ())}
+        places = [
+            index
+            for index, op in enumerate(block.ops)
+            if op.type in kinds or any(op is other for other in others)
+        ]
         # Backwards, so that earlier indexes stay valid.
         for before, place in reversed(list(zip(places, places[1:]))):  # noqa: RUF007 - 3.8
-            carried, previous = (
-                block._find_var_recursive(block.ops[index].input_arg_names[0])
-                for index in (place, before)
-            )
+            op, previous = block.ops[place], block.ops[before]
+            read = op.input("Cond") if op.type == "conditional_block" else op.input_arg_names
+            is_block = previous.type == "conditional_block"
+            written = previous.output_arg_names if is_block else previous.input_arg_names
+            carried, awaited = (block._find_var_recursive(names[0]) for names in (read, written))
             block._insert_op_without_sync(
                 place,
                 type="depend",
-                inputs={"X": carried, "Dep": previous},
+                inputs={"X": carried, "Dep": awaited},
                 outputs={"Out": carried},
-                attrs={"op_role": role(block.ops[place])},
+                attrs={"op_role": role(op)},
             )
     program._sync_with_cpp()
