@@ -46,10 +46,11 @@ def record(fleet_groups: Any) -> None:
 
 
 def groups() -> Any:
-    """Return fleet's HybridCommunicateGroup; None if the script has not initialised fleet."""
+    """Return fleet's HybridCommunicateGroup; None without fleet and in static graphs."""
     # The package's name `fleet` is the object, not the module.
     package: Any = sys.modules.get("paddle.distributed.fleet")
-    return getattr(getattr(package, "fleet", None), "_hcg", None)
+    made = getattr(getattr(package, "fleet", None), "_hcg", None)
+    return made if hasattr(made, "topology") else None
 
 
 def used_setting(field: str, path: str) -> Any:

@@ -216,6 +216,12 @@ def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
         assert {name: number for name, number in rank["adam"]["calls"].items() if number} == calls
 
 
+def test_ranks_of_a_program_that_differ_are_named(python: Path, tmp_path: Path) -> None:
+    apart = train(python, tmp_path / "apart", "apart", strategy={"fuse_grad_size_in_num": 2})
+    for rank in apart.ranks:
+        assert "after update 1 rank 1 and rank 0 differ in" in rank["apart"]["error"]
+
+
 # Paddle 3.3.1's own all_reduce fails in such programs.
 @OLD
 def test_a_merged_program_may_sum_more_than_gradients(python: Path, tmp_path: Path) -> None:

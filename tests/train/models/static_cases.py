@@ -239,6 +239,8 @@ def train(case: str) -> dict[str, Any]:
             executor.run(start_other)
         first = beginning(main)
         put(first)
+        if case == "apart" and rank:
+            put({name: array + 1 for name, array in first.items()})
         for update in range(UPDATES):
             for run in data(update):
                 executor.run(main, feed=run[rank], fetch_list=[loss])
