@@ -11,6 +11,7 @@ forward. Backwards of the bare net stay local, as in Paddle: one rank alone may 
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -296,21 +297,19 @@ class PaddlesReducer:
 
 
 class Passage:
-    """Whether the running backward comes through a forward of the model, rather than the bare net.
+    """Whether the running backward comes through a forward of the model, not of the bare net."""
 
-    Unknown if outputs are in the script's own objects, or in a program.
-    """
-
+    # Unknown: outputs are in the script's own objects, or in a program.
     is_seen = is_unknown = False
 
-    def watch(self, outputs: Sequence[Any]) -> None:
-        """Watch the OUTPUTS of a forward."""
+    def watch(self, outputs: Sequence[Any], *held: Any) -> None:
+        """Watch the OUTPUTS of a forward; they hold the objects HELD until their backward."""
         watched = [output for output in outputs if not (output.stop_gradient or output.is_leaf)]
         self.is_unknown = not watched
         for output in watched:
-            output.register_hook(self._see)
+            output.register_hook(functools.partial(self._see, *held))
 
-    def _see(self, _gradient: Any) -> None:
+    def _see(self, *_: Any) -> None:
         self.is_seen = True
 
 

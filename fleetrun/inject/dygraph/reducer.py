@@ -118,7 +118,8 @@ class Reducer:
         """
         if self._is_out_of_step:
             raise RuntimeError(OUT_OF_STEP)
-        self._passage.watch(outputs)
+        # The script may drop the model before the backward.
+        self._passage.watch(outputs, self)
         if self._states != tensors.states(self.parameters):
             # All ranks run the same script, so they cast and unfreeze together.
             self._arrange()

@@ -64,7 +64,7 @@ class ReducerReport:
         model: Any = reference()
         ours = None if isinstance(reducer, PaddlesReducer) else reducer
         if ours is not None:
-            if ours.backwards > _COUNTED_BACKWARDS:
+            if model is None or ours.backwards > _COUNTED_BACKWARDS:
                 return
             # In its first backward it sends nothing before the end.
             self._proof.awaits_backward = ours.backwards == 1 and ours.will_send_early
