@@ -104,9 +104,6 @@ class _Child:
     def is_over(self) -> bool:
         return self.process.poll() is not None
 
-    def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-
     def report(self, *, was_killed: bool) -> dict[str, Any]:
         """Return the last step, how the process ended, its output, and missing libraries."""
         with self._output:
@@ -116,11 +113,9 @@ class _Child:
         steps = [line[len(_MARK) :] for line in lines if line.startswith(_MARK)]
         words = [line for line in lines if line.strip() and not line.startswith(_MARK)]
         code = self.process.returncode
-        how = f"ended with {code}"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         if was_killed:
             how = f"did not answer within {TIMEOUT_S:g} s"
-        elif code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
         return {
             "step": steps[-1] if steps else "start",
             "how": how,
@@ -140,7 +135,7 @@ def _wait(children: list[_Child]) -> list[dict[str, Any]]:
     finally:
         late = [child for child in children if not child.is_over()]
         for child in late:
-            child.kill()
+            os.killpg(child.process.pid, signal.SIGKILL)
             child.process.wait()
     is_late = time.monotonic() >= deadline
     return [child.report(was_killed=is_late and child in late) for child in children]

@@ -111,10 +111,14 @@ def parts_of(wrapper: Any) -> dict[str, Part]:
     names = _names()
     parts = {}
     for parameter in whole_parameters(wrapper):
+        color = getattr(parameter, "color", None)
         is_expert = (
-            any(getattr(parameter, name, False) for name in _EXPERTS) or id(parameter) in experts
+            any(getattr(parameter, name, False) for name in _EXPERTS)
+            or id(parameter) in experts
+            # Shared by a group of its own.
+            or (isinstance(color, dict) and color.get("group") is not None)
         )
-        if not parameter.trainable or is_expert or _own_group(parameter) is not None:
+        if not parameter.trainable or is_expert:
             continue
         kind = DISTRIBUTED if getattr(parameter, "is_distributed", False) else 0
         if whole is not None and id(parameter) not in whole:
@@ -161,12 +165,6 @@ def _experts() -> set[int]:
         for layer in model.experts
         for parameter in layer.parameters()
     }
-
-
-def _own_group(parameter: Any) -> Any:
-    """Return the group that shares PARAMETER if it has a colour (experts), or None."""
-    color = getattr(parameter, "color", None)
-    return color.get("group") if isinstance(color, dict) else None
 
 
 def plain_name(name: str) -> str:

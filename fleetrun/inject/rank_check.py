@@ -94,9 +94,6 @@ class _Check:
                 ):
                     self._had_gradient.add(name)
 
-    def _is_trained(self, part: Part) -> bool:
-        return part.parameter.name in self._had_gradient
-
     def after_update(self, source: Any, _number: int) -> None:
         """Compare if an update is due."""
         count = updates.number_of(source)
@@ -113,13 +110,11 @@ class _Check:
         """Compare the parameters that the optimizer SOURCE trains, after COUNT updates."""
         rows = self._trained_by(source)
         for row in rows:
-            self._compare(row, count, self._is_trained)
+            self._compare(row, count, lambda part: part.parameter.name in self._had_gradient)
         if not self._proof.counts.get("ranks_compared"):
-            why = (
-                "no two of them hold the same parameters"
-                if rows
-                else "there is no data-parallel model"
-            )
+            why = "there is no data-parallel model"
+            if rows:
+                why = "no two of them hold the same parameters"
             if rows or not self.models:
                 self._proof.note(f"the ranks were not compared: {why}")
 

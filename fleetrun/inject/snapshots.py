@@ -103,10 +103,8 @@ class _Snapshots:
         if self._last.get(place) == number or not self._claim():
             return
         self._last[place] = number
-        if hasattr(source, "global_block"):
-            parts = rank_check.variables_of(source)
-        else:
-            parts = _held(source)
+        is_program = hasattr(source, "global_block")
+        parts = rank_check.variables_of(source) if is_program else _held(source)
         values, sums = _read([part.value for part in parts.values()])
         record = {
             "update": number,

@@ -152,9 +152,8 @@ class ReducerReport:
         switch, group_size = HIERARCHY
         evidence, why_not = "every allreduce is among all ranks", ""
         if groups:
-            evidence = (
-                f"groups {', '.join(map(str, groups))}; leaders {[group[0] for group in groups]}"
-            )
+            leaders = [group[0] for group in groups]
+            evidence = f"groups {', '.join(map(str, groups))}; leaders {leaders}"
         elif settings.effective(switch):
             size = int(settings.effective(group_size) or self._spec.topology.ranks_per_node)
             why_not = self.why_paddles or f"groups of {size} among {nranks} ranks are one level"

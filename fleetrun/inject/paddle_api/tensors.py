@@ -30,8 +30,7 @@ def is_trained(parameter: Any) -> bool:
 def states(parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return of each of PARAMETERS what a script may change by freezing or casting it.
 
-    Of four bytes there is one trainable dtype. To get and compare dtypes takes 3 us each in Paddle
-    2, at each forward: 2 % of a step with 300 small gradients on a CPU.
+    Paddle 2 takes 3 us to read and compare a dtype, and there is one trainable one of four bytes.
     """
     return [
         (param.stop_gradient, param.is_leaf, size, None if size == 4 else int(param.dtype))

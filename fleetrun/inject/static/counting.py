@@ -74,10 +74,7 @@ def note_dropped(proof: Evidence) -> None:
 def report(main: Any, running: Any, spec: StrategySpec, proof: Evidence) -> None:
     """Report the operators of RUNNING, which the executor made of MAIN."""
     steps = int((settings.effective("gradient_merge_configs") or {}).get("k_steps", 1))
-    is_merging = any(
-        op.type == "conditional_block" and program.holds_updates(op)
-        for op in running.global_block().ops
-    )
+    is_merging = any(map(program.holds_updates, running.global_block().ops))
     if is_merging:
         program_runs.merge(main, steps)
     proof.graph = "static"

@@ -75,26 +75,22 @@ def written_by_forward(program: Any) -> set[str]:
         if op.has_attr("op_role")
         and not role(op) & (BACKWARD | OPTIMIZE)
         and not op.has_attr("ring_id")
-        # It has the forward's role and writes all parameters.
-        and not (op.type == "conditional_block" and holds_updates(op))
+        # Their block has the forward's role and writes all parameters.
+        and not holds_updates(op)
         for name in op.output_arg_names
     }
 
 
 def inner_operators(op: Any) -> list[Any]:
-    """Return the operators of the block that the `conditional_block` OP runs on some steps."""
+    """Return the operators of the block that OP runs on some steps, if it has one."""
+    if op.type != "conditional_block":
+        return []
     return list(op.block.program.blocks[op._block_attr_id("sub_block")].ops)
 
 
 def holds_updates(op: Any) -> bool:
     """Whether the block that the operator OP runs on some steps updates parameters."""
     return any({"Param", "Grad"} <= set(inner.input_names) for inner in inner_operators(op))
-
-
-def _holds_allreduces(op: Any) -> bool:
-    return op.type == "conditional_block" and any(
-        inner.type in ALLREDUCES for inner in inner_operators(op)
-    )
 
 
 def bytes_of(block: Any, name: str) -> int | None:
@@ -132,13 +128,10 @@ def keep_order(program: Any) -> None:
     """Make each collective of PROGRAM depend on the previous one in its block, as on all ranks."""
     for block in program.blocks:
         # No executor orders what is in another block, such as merged updates.
-        others = [op for op in block.ops if _holds_allreduces(op)]
-        kinds = {*_UNORDERED, *(ALLREDUCES if others else ())}
-        places = [
-            index
-            for index, op in enumerate(block.ops)
-            if op.type in kinds or any(op is other for other in others)
-        ]
+        inside = [{inner.type for inner in inner_operators(op)} for op in block.ops]
+        others = [not kinds.isdisjoint(ALLREDUCES) for kinds in inside]
+        kinds = {*_UNORDERED, *(ALLREDUCES if any(others) else ())}
+        places = [i for i, op in enumerate(block.ops) if others[i] or op.type in kinds]
         # Backwards, so that earlier indexes stay valid.
         for before, place in reversed(list(zip(places, places[1:]))):  # noqa: RUF007 - 3.8
             op, previous = block.ops[place], block.ops[before]
