@@ -124,8 +124,12 @@ class World:
         for host in self.hosts:
             if host.is_awake and host.keeps_expired_lease:
                 raise Violation(f"{host.name} coordinates without a lease: {self.log[-20:]}")
-            if host.session.server is not None and not host.is_dead:
-                self._check_places(host.session.launcher, host.session.server.state)
+            if host.session.server is not None and host.is_awake:
+                state = host.session.server.state
+                self._check_places(host.session.launcher, state)
+                silent_since = self.now - state.config.heartbeat_timeout_s - 2 * state.config.look_s
+                if any(it.heard_at < silent_since for it in state.hosts.values()):
+                    raise Violation(f"{host.name} waits for the silent: {self.log[-20:]}")
 
     def _check_places(self, coordinator: str, state: State) -> None:
         """Check that a host that failed twice has no place while others wait for one."""
@@ -165,7 +169,8 @@ class Waits:
         if at is None:
             del self._timers[key]
         else:
-            self._world.at(at, ring)
+            # After those that were due while it was stopped.
+            self._world.at(max(at, self._host.stopped_until + self._world.wakes_s), ring)
 
     def watch(self, *_: Any) -> None:
         """Watch nothing: there are no descriptors."""
@@ -627,8 +632,11 @@ class Host(SessionHandler):
         if roster is None or verdict.generation != roster.generation:
             return
         key = roster.session, roster.generation
+        if key not in self._started:
+            # Others may have started one with this number.
+            return
         launchers = {entry.launcher for entry in roster.entries}
-        if failure is None and world.done[key] != launchers:
+        if failure is None and launchers - world.done[key]:
             raise Violation(f"{self.name} hears that all is done: {world.log[-20:]}")
         culprits = [it for it in world.hosts if it.session.launcher == verdict.launcher]
         has_lost = failure is not None and failure.exit_code == LOST and not failure.is_victim
@@ -636,11 +644,14 @@ class Host(SessionHandler):
         is_known = not world.cuts and self.config.heartbeat_timeout_s > 4 * world.longest_delay_s
         if has_lost and is_known and not world.harmed.issuperset(culprits):
             raise Violation(f"{verdict.launcher} was not lost: {world.log[-20:]}")
+        is_departure = failure is not None and failure.is_departure and not failure.is_victim
+        if is_departure and verdict.is_final and not verdict.given_up:
+            raise Violation(f"{self.name} hears that a departure ends all: {world.log[-20:]}")
         is_ranks = failure is not None and failure.exit_code == 7
         if is_ranks and verdict.launcher not in world.failed[key]:
             raise Violation(f"{verdict.launcher} has not failed: {world.log[-20:]}")
         if not verdict.is_final and failure is not None:
-            self._has_restarted = not failure.is_departure and key in self._started
+            self._has_restarted = not failure.is_departure
             if self.session.serves and failure.exit_code != 143:
                 world.faults.update((self.session.launcher, it.name) for it in culprits)
 

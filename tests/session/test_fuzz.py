@@ -1,6 +1,6 @@
 """Sessions in random histories: whatever goes wrong, all hosts agree.
 
-`.venv/bin/python tests/session/test_fuzz.py FIRST COUNT [store]` plays some, and counts.
+`PYTHONPATH=tests .venv/bin/python tests/session/test_fuzz.py FIRST COUNT [store]` plays some.
 """
 
 from __future__ import annotations
