@@ -128,21 +128,25 @@ def test_packed_programs_learn_what_plain_ones_learn(python: Path, tmp_path: Pat
 
 
 @NEW
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [("bias", "reads beyond a bias"), ("penalty", "misreads gradients of gradients")],
+)
 def test_what_the_fused_operator_would_get_wrong_is_left_alone(
-    python: Path, tmp_path: Path
+    python: Path, case: str, reason: str, tmp_path: Path
 ) -> None:
     trained = train(
         python,
         tmp_path / "trained",
-        "bias",
+        case,
         strategy={},
         build_strategy={"fuse_elewise_add_act_ops": True},
         ranks=1,
     )
 
-    trained.assert_near("bias")
-    assert "fused_elemwise_add_activation" not in trained.ranks[0]["bias"]["ops"]
-    assert "reads beyond a bias" in trained.field("fuse_elewise_add_act_ops")["reason"]
+    trained.assert_near(case)
+    assert "fused_elemwise_add_activation" not in trained.ranks[0][case]["ops"]
+    assert reason in trained.field("fuse_elewise_add_act_ops")["reason"]
 
 
 @pytest.mark.long

@@ -30,6 +30,7 @@ _MISREAD = (
     "Paddle's fused operator reads beyond a bias of the shape [1, C, 1, 1], as convolutions add it:"
     " the numbers would be wrong"
 )
+_TWICE = "Paddle's pass misreads gradients of gradients: the numbers would be wrong"
 # Why a pass was not run.
 missing: dict[str, str] = {}
 # The types of operators that a pass has added to the program.
@@ -44,6 +45,7 @@ def apply_tolerantly(
     from paddle.base import core
 
     strategy = build_strategy._copy()
+    missing.update(_misread(main))
     for name, passed in PASSES.items():
         if not getattr(strategy, name, False):
             continue
@@ -56,9 +58,6 @@ def apply_tolerantly(
             missing[name] = "Paddle supports it on GPUs only"
         if name in missing:
             setattr(strategy, name, False)
-    if getattr(strategy, _SUMS, False) and _is_misread(main):
-        missing[_SUMS] = _MISREAD
-        setattr(strategy, _SUMS, False)
     enabled = [name for name in PASSES if getattr(strategy, name, False)]
     result = None
     # One at a time, to know what each of them changed.
@@ -72,18 +71,21 @@ def apply_tolerantly(
     return result if enabled else apply(main, startup, strategy, attrs)
 
 
-def _is_misread(main: Any) -> bool:
-    """Whether MAIN has a sum that the fused operator would get wrong beside an activation.
+def _misread(main: Any) -> dict[str, str]:
+    """Return the passes after which MAIN would compute wrong numbers, each with the reason.
 
-    Seen on CPUs in 2.6.2 and 3.3.1: NaN after a step, on all ranks alike and without an error.
+    Seen on CPUs, without an error: NaN after a step on all ranks alike, for a sum beside an
+    activation (2.6.2 and 3.3.1) and gradient penalties (3.3.1); ranks that differ (2.6.2).
     """
+    if any(op.type.endswith("_grad_grad") for op in program.operators(main)):
+        return dict.fromkeys((_SUMS, "enable_inplace"), _TWICE)
     shapes = (
         [block._find_var_recursive(op.input(entry)[0]).shape for entry in ("X", "Y")]
         for block in main.blocks
         for op in block.ops
         if op.type == "elementwise_add"
     )
-    return any(is_spread(first, second) for first, second in shapes)
+    return {_SUMS: _MISREAD} if any(is_spread(first, second) for first, second in shapes) else {}
 
 
 def is_spread(first: Sequence[int], second: Sequence[int]) -> bool:
