@@ -20,6 +20,7 @@ off = {
     "rounding": 0 if is_plain else 1e-9,
     "chaotic": 1e-3 if asked["moves"] or not is_plain else 0,
     "ranks": int(rank),
+    "plain is wrong": int(rank) if is_plain else 0,
     "second host": 1e-3 if rank in "23" and (asked["moves"] or not is_plain) else 0,
 }.get(case, 0)
 os.makedirs(asked["path"], exist_ok=True)

@@ -118,6 +118,9 @@ def _sentences(spec: VerifySpec, result: Verification) -> Iterator[str]:
             f"Not equal: {spec.name} and plain Paddle diverge at update {first.key.update}: "
             f"{_where(result, first)}. Noise and rounding come to {first.allowed:.3g}."
         )
+        ours, plains = (_are_equal(run, first.key) for run in (result.strategy[0], plain))
+        if ours and not plains:
+            yield "There, ranks of plain Paddle differ, which is wrong; the strategy's are equal."
         return
     how = "to the last bit"
     if any(result.strategy_pairs):
@@ -127,6 +130,12 @@ def _sentences(spec: VerifySpec, result: Verification) -> Iterator[str]:
     count = len({key.rank for key in plain.values})
     ranks = f"{count} of {plain.ranks} ranks" if plain.ranks > count else counted(count, "rank")
     yield f"Equal: the weights are those of plain Paddle {how}, on {ranks}."
+
+
+def _are_equal(run: VerifyRun, key: ValueKey) -> bool:
+    """Whether all ranks of RUN hold the same bits of what KEY names."""
+    own = (value for it, value in run.values.items() if it._replace(rank=key.rank) == key)
+    return len({value.checksum for value in own}) == 1
 
 
 def _figures(spec: VerifySpec, result: Verification) -> Iterator[tuple[str, str]]:
