@@ -136,6 +136,4 @@ class _Loader:
         for callback in _callbacks.pop(self._name, []):
             _call(callback, module)
         if not _callbacks:
-            sys.meta_path[:] = [
-                finder for finder in sys.meta_path if not isinstance(finder, _Finder)
-            ]
+            sys.meta_path[:] = [it for it in sys.meta_path if not isinstance(it, _Finder)]

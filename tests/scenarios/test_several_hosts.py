@@ -145,4 +145,4 @@ def test_s47_who_wants_another_job_is_refused_with_a_diff(tmp_path: Path) -> Non
     rows = [("--rank=0", timeout), ("--rank=1", timeout, "--run_mode=rpc")]
     ended = by_master(tmp_path, "touch up", rows).start_all().finish()
     assert codes(ended) == [4, 4]
-    assert any("--run_mode is" in end.stderr for end in ended)
+    assert any("--run_mode differs from that of" in end.stderr for end in ended)

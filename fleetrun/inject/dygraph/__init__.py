@@ -22,12 +22,12 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     if any(name in spec.strategy for name in REDUCER_FIELDS):
         merges = settings.merging()[0] > 1 and paddle_api.has(private_names.MERGE)
         if paddle_api.has(private_names.REDUCER):
-            must_sync = None
+            must_sync = on_forward = None
             if merges:
                 merge = GradientMerge(spec, proof)
                 merge_hooks.install(merge)
-                must_sync = merge.must_sync
-            reducers = Reducers(spec, proof, must_sync)
+                must_sync, on_forward = merge.must_sync, merge.on_forward
+            reducers = Reducers(spec, proof, on_forward)
             after_import("paddle.distributed.parallel", reducers.patch)
             step_sums.install(must_sync, proof)
             after_import("paddle.base.core", backward.patch)

@@ -67,6 +67,13 @@ class GradientMerge:
                 left -= current.ids
         return owners
 
+    def on_forward(self, parameters: Sequence[Any]) -> bool:
+        """Whether DataParallel must average PARAMETERS after this forward; see `must_sync`."""
+        for current in self.all():
+            for known in (current.parallel, current.averaging):
+                known.update(map(id, parameters))
+        return self.must_sync(parameters)
+
     def must_sync(self, parameters: Sequence[Any]) -> bool:
         """Whether this backward must average the gradients of PARAMETERS over the ranks.
 
@@ -76,9 +83,6 @@ class GradientMerge:
         self._adopt_settings()
         # In each forward: no call of ours for each parameter.
         own, rounds = set(map(id, parameters)), self.all()
-        for current in rounds:
-            current.parallel |= own
-            current.averaging |= own
         if any(current.is_last and not own.isdisjoint(current.ids) for current in rounds):
             return True
         return bool(own.difference(*(current.ids for current in rounds)))

@@ -129,7 +129,7 @@ def keep_order(program: Any) -> None:
     for block in program.blocks:
         # No executor orders what is in another block, such as merged updates.
         inside = [{inner.type for inner in inner_operators(op)} for op in block.ops]
-        others = [not kinds.isdisjoint(ALLREDUCES) for kinds in inside]
+        others = [block.idx == 0 and not kinds.isdisjoint(ALLREDUCES) for kinds in inside]
         kinds = {*_UNORDERED, *(ALLREDUCES if any(others) else ())}
         places = [i for i, op in enumerate(block.ops) if others[i] or op.type in kinds]
         # Backwards, so that earlier indexes stay valid.

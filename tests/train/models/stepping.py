@@ -153,16 +153,18 @@ def normed() -> None:
     net = mlp()
     model = paddle.DataParallel(net)
     optimizer = Momentum(0.1, parameters=net.parameters())
+    meter = Meter()
     for number, batch in enumerate(batches(6)):
-        value = (model(batch) ** 2).mean()
-        if number == MICRO and rank == 1:
-            value = value * float("nan")
-        (value / options.accumulate).backward()
+        with meter.running():
+            value = (model(batch) ** 2).mean()
+            if number == MICRO and rank == 1:
+                value = value * float("nan")
+            (value / options.accumulate).backward()
         if (number + 1) % options.accumulate == 0:
             if np.isfinite(float(nn.utils.clip_grad_norm_(net.parameters(), 0.1))):
                 optimizer.step()
             optimizer.clear_grad()
-    say("normed", [net], Meter())
+    say("normed", [net], meter)
 
 
 def resumed() -> None:
