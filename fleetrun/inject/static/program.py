@@ -127,9 +127,8 @@ def remove(program: Any, types: tuple[str, ...]) -> None:
 def keep_order(program: Any) -> None:
     """Make each collective of PROGRAM depend on the previous one in its block, as on all ranks."""
     for block in program.blocks:
-        # No executor orders what is in another block, such as merged updates.
-        inside = [{inner.type for inner in inner_operators(op)} for op in block.ops]
-        others = [block.idx == 0 and not kinds.isdisjoint(ALLREDUCES) for kinds in inside]
+        # No executor orders what is in another block, as merged updates are.
+        others = [*map(holds_updates, block.ops)]
         kinds = {*_UNORDERED, *(ALLREDUCES if any(others) else ())}
         places = [i for i, op in enumerate(block.ops) if others[i] or op.type in kinds]
         # Backwards, so that earlier indexes stay valid.
