@@ -81,16 +81,12 @@ def written_by_forward(program: Any) -> set[str]:
     }
 
 
-def inner_operators(op: Any) -> list[Any]:
-    """Return the operators of the block that OP runs on some steps, if it has one."""
-    if op.type != "conditional_block":
-        return []
-    return list(op.block.program.blocks[op._block_attr_id("sub_block")].ops)
-
-
 def holds_updates(op: Any) -> bool:
-    """Whether the block that the operator OP runs on some steps updates parameters."""
-    return any({"Param", "Grad"} <= set(inner.input_names) for inner in inner_operators(op))
+    """Whether the operator OP runs a block on some steps, which updates parameters."""
+    if op.type != "conditional_block":
+        return False
+    block = op.block.program.blocks[op._block_attr_id("sub_block")]
+    return any({"Param", "Grad"} <= set(inner.input_names) for inner in block.ops)
 
 
 def bytes_of(block: Any, name: str) -> int | None:
