@@ -110,7 +110,7 @@ class Rotation(Sink):
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         until, longest = time.monotonic() + _COPY_S, _LONGEST * self._max_bytes
-        end, rest, is_whole = self._begin(fd, longest), b"", False
+        end, rest, is_whole = _first_copied(fd, longest), b"", False
         with open(os.open(path, flags, 0o666), "wb", 0) as copy:
             for _ in range(_TRIES):
                 size = os.fstat(fd).st_size
@@ -133,12 +133,13 @@ class Rotation(Sink):
             copy.truncate(copy.tell() - len(rest))
         return size
 
-    def _begin(self, fd: int, longest: int) -> int:
-        """Return from where on FD is copied: a whole line of the end of a file of many limits."""
-        size = os.fstat(fd).st_size
-        if size <= 2 * longest:
-            return 0
-        return size - longest + os.pread(fd, _LONGEST_LINE, size - longest).find(b"\n") + 1
+
+def _first_copied(fd: int, longest: int) -> int:
+    """Return from where on FD is copied: a whole line of the end of a file of many limits."""
+    size = os.fstat(fd).st_size
+    if size <= 2 * longest:
+        return 0
+    return size - longest + os.pread(fd, _LONGEST_LINE, size - longest).find(b"\n") + 1
 
 
 def _unfinished(fd: int, end: int) -> bytes:

@@ -369,15 +369,21 @@ def test_orphans_are_reaped_where_some_end_all_the_time(tmp_path: Path) -> None:
     assert job.release(launcher).code == 0
 
 
-def test_who_is_continued_before_it_has_stopped_goes_on(tmp_path: Path) -> None:
-    job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
-    launcher = job.start_until("ready0")
+def ask_stopped_supervisor_to_stop(launcher: subprocess.Popen[bytes]) -> int:
+    """Send LAUNCHER SIGTSTP, which its supervisor cannot hear yet; return the supervisor."""
     supervisor = supervisor_of(launcher.pid)
-    # It hears of both at once.
     os.kill(supervisor, signal.SIGSTOP)
     until(lambda: state(supervisor) == "T")
     launcher.send_signal(signal.SIGTSTP)
     until(lambda: not pending(launcher.pid))
+    return supervisor
+
+
+def test_who_is_continued_before_it_has_stopped_goes_on(tmp_path: Path) -> None:
+    job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
+    launcher = job.start_until("ready0")
+    # The supervisor hears of both at once.
+    ask_stopped_supervisor_to_stop(launcher)
     launcher.send_signal(signal.SIGCONT)
     assert job.release(launcher).code == 0
 
@@ -386,11 +392,7 @@ def test_who_is_continued_while_it_stops_goes_on(tmp_path: Path) -> None:
     job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
     launcher = job.start_until("ready0")
     (event,) = started(job, 1)
-    supervisor = supervisor_of(launcher.pid)
-    os.kill(supervisor, signal.SIGSTOP)
-    until(lambda: state(supervisor) == "T")
-    launcher.send_signal(signal.SIGTSTP)
-    until(lambda: not pending(launcher.pid))
+    supervisor = ask_stopped_supervisor_to_stop(launcher)
     # The keeper hears of the supervisor's stop and of its own continuation at once.
     launcher.send_signal(signal.SIGSTOP)
     until(lambda: state(launcher.pid) == "T")

@@ -69,9 +69,10 @@ class GradientMerge:
 
     def on_forward(self, parameters: Sequence[Any]) -> bool:
         """Whether DataParallel must average PARAMETERS after this forward; see `must_sync`."""
+        own = set(map(id, parameters))
         for current in self.all():
-            for known in (current.parallel, current.averaging):
-                known.update(map(id, parameters))
+            current.parallel |= own
+            current.averaging |= own
         return self.must_sync(parameters)
 
     def must_sync(self, parameters: Sequence[Any]) -> bool:
