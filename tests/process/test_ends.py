@@ -375,7 +375,8 @@ def ask_stopped_supervisor_to_stop(launcher: subprocess.Popen[bytes]) -> int:
     os.kill(supervisor, signal.SIGSTOP)
     until(lambda: state(supervisor) == "T")
     launcher.send_signal(signal.SIGTSTP)
-    until(lambda: not pending(launcher.pid))
+    # It has passed the signal on once it waits again.
+    until(lambda: not pending(launcher.pid) and state(launcher.pid) == "S")
     return supervisor
 
 
