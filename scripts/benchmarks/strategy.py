@@ -49,8 +49,8 @@ class Comparison(NamedTuple):
     # None: the same processes, while they leave out what fleetrun does at each step.
     other: tuple[str, ...] | None
     models: tuple[str, ...]
-    # The steps of a turn: as many as something comes once in.
-    steps: int = 1
+    # The steps of a turn: as many as something comes once in, or as make up for waking up.
+    steps: int = 4
     # Two hosts with half of so many ranks each, and a slow link between them; 0: one host.
     hosts_ranks: int = 0
 
@@ -59,9 +59,7 @@ def _set(*fields: str) -> tuple[str, ...]:
     return tuple(f"--set={field}" for field in fields)
 
 
-# As large as the buckets of Paddle's own reducer are without a word. The default check comes after
-# the updates 1, 2, 4, ..., so it is in many of the first turns and hardly in a training; see
-# "check" for what it costs.
+# As large as the buckets of Paddle's own reducer are without a word.
 _PADDLES = ("--check_ranks=0", *_set("fuse_grad_size_in_MB=25", "last_comm_group_size_MB=1"))
 # Small enough for several of them.
 _SMALL = _set("fuse_grad_size_in_MB=4", "fuse_grad_size_in_num=32")
@@ -159,7 +157,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--paddle", choices=PYTHONS, default="3.3.1", help="which Paddle (3.3.1)")
     parser.add_argument("--repeats", type=int, default=5, help="launches of each side (5)")
     parser.add_argument("--turns", type=int, default=20, help="turns of each launch (20)")
-    parser.add_argument("--warm-up", type=int, default=6, help="steps before the first turn (6)")
+    # The ranks are compared after the updates 1, 2, 4, 8, ...: in many of the first turns, and
+    # hardly in a training; see "check" for what it costs.
+    parser.add_argument("--warm-up", type=int, default=33, help="steps before the first turn (33)")
     parser.add_argument(
         "--only", type=_some, metavar="LIST", help="some comparisons: fusion,reducer:resnet"
     )
