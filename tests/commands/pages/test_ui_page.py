@@ -83,7 +83,13 @@ def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page
         slow = [
             used._replace(step=10 * moment) if used.rank == 700 else used for used in record.ranks
         ]
-        metricsfile.append(str(run / "metrics.jsonl"), record._replace(ranks=tuple(slow)))
+        gpus = (
+            *record.gpus[:700],
+            record.gpus[700]._replace(use_percent=100.0),
+            *record.gpus[701:],
+        )
+        record = record._replace(ranks=tuple(slow), gpus=gpus)
+        metricsfile.append(str(run / "metrics.jsonl"), record)
     report = json.loads((run / "report.json").read_text()) if (run / "report.json").exists() else {}
     culprit = {"process": "trainer.5", "rank": 5, "last_words": [HOSTILE]}
     report |= {"schema": 1, "outcome": "rank 5 exited with 7", "exit_code": 7, "culprit": culprit}
@@ -91,8 +97,8 @@ def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page
     with served(tmp_path) as page:
         key = page.key(run.name)
         dom = browse(page.url(run=key), tmp_path / "browser")
-        again = browse(page.url(run=key, map="GPU+use"), tmp_path / "browser")
-        chinese = browse(page.url(run=key), tmp_path / "browser", "--accept-lang=zh-CN")
+        other = page.url(run=key, map="GPU+use")
+        chinese = browse(other, tmp_path / "browser", "--accept-lang=zh-CN")
         gone = browse(page.url(run="gone"), tmp_path / "browser")
     assert 'data-ready="yes"' in dom
     assert '<p id="problem" role="alert" hidden="">' in dom
@@ -109,9 +115,9 @@ def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page
     assert '<div id="run">' in dom
     # Text of the run is not translated.
     assert '<html lang="zh-CN">' in chinese
-    assert re.search("平均值最高.rank 700 0.5.中位数 0.25", chinese)
+    assert re.search("平均值最高.GPU 700 87.14.中位数 70", chinese)
     assert re.search("rank 5 exited with 7.退出码 7", chinese)
-    assert 'data-size="7 x 1023"' in again
+    assert 'data-size="7 x 1023"' in chinese
 
 
 ATTACK = """<!DOCTYPE html><title>attack</title><pre id="said"></pre><script>
