@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from device_strategies import merged_steps
-from training import run
+from training import PYTHONS, made_once, run
 
 if TYPE_CHECKING:
     from device_strategies import Document
@@ -103,6 +103,17 @@ ON_PLUGINS = [
     *("refrozen", "thawed", "penalty", "accumulated", "groups", "paired"),
 ]
 _FOR_TWO_RANKS = {"in_turns", "each_rank"}
+
+
+def alone(factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what one process on the CPU reports of all kinds ON_PLUGINS, without a strategy."""
+    words = ("--kinds=groups", f"--alone={','.join(ON_PLUGINS)}")
+
+    def train(folder: Path) -> Any:
+        return launch(PYTHONS["3.3.1"], folder, *words, nranks=1).reports[0]
+
+    trained: dict[str, Any] = made_once(factory, "alone", train)
+    return trained
 
 
 def is_paddles(document: Document) -> bool:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import device_strategies
 import devices
 import pytest
 import train_kinds
 import yaml
 from train_kinds import launch
-from training import PYTHONS, made_once
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from training import PYTHONS
 
 pytestmark = pytest.mark.train
 
@@ -46,18 +41,6 @@ def shared_out() -> dict[tuple[str, int], list[str]]:
     return shares
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Train all kinds in one process on the CPU, without a strategy."""
-    words = ("--kinds=groups", f"--alone={','.join(train_kinds.ON_PLUGINS)}")
-
-    def train(folder: Path) -> Any:
-        return launch(PYTHON, folder, *words, nranks=1).reports[0]
-
-    trained: dict[str, Any] = made_once(tmp_path_factory, "alone", train)
-    return trained
-
-
 @pytest.mark.parametrize(
     ("name", "nranks", "kinds"),
     [
@@ -72,13 +55,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ],
 )
 def test_kinds_of_models_are_trained_as_by_one_cpu_process(
-    alone: dict[str, Any], name: str, nranks: int, kinds: list[str] | None, tmp_path: Path
+    name: str, nranks: int, kinds: list[str] | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    alone, folder = train_kinds.alone(tmp_path_factory), tmp_path_factory.mktemp("kinds")
     document = device_strategies.ALL[name]
     kinds = kinds or train_kinds.on_plugins(document, nranks)
-    with devices.on("npu", **LATE, witness=tmp_path):
+    with devices.on("npu", **LATE, witness=folder):
         ranks = launch(
-            *(PYTHON, tmp_path, f"--kinds={','.join(kinds)}"),
+            *(PYTHON, folder, f"--kinds={','.join(kinds)}"),
             strategy=yaml.safe_dump(document),
             nranks=nranks,
             accumulate=4 // device_strategies.merged_steps(document),
@@ -86,5 +70,5 @@ def test_kinds_of_models_are_trained_as_by_one_cpu_process(
         ).reports
     exactness = 2e-2 if document["strategy"].get("bf16_allreduce") else 2e-6
     train_kinds.assert_as_alone(alone, ranks, kinds, exactness)
-    for first, *others in devices.traces(tmp_path, nranks):
+    for first, *others in devices.traces(folder, nranks):
         assert all(other == first for other in others)
