@@ -107,7 +107,7 @@ def test_the_report_of_a_collective_that_fails_names_the_device_and_its_plug_in(
 
 def test_the_report_of_a_hang_names_the_device(tmp_path: Path) -> None:
     with devices.on("mlu", count=4, fault="hang@3:1", loss="hang"):
-        words = ("--hang_timeout=10", "--devices=0,1")
+        words = ("--hang_timeout=6", "--devices=0,1")
         done = launch(tmp_path, "sums", *words)
     assert done.returncode == 124, done.stdout
     assert "Ranks 0-1 stand in" in done.stdout
