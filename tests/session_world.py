@@ -525,8 +525,10 @@ class Host(SessionHandler):
         launchers = {entry.launcher for entry in roster.entries}
         if not self.config.least <= len(launchers) == len(roster.entries) <= self.config.most:
             raise Violation(f"{launchers} are the hosts: {self.world.log[-20:]}")
-        before = self._roster or roster
-        if not before.restarts + self._has_restarted <= roster.restarts <= self.config.max_restarts:
+        # What has never started is forgotten with its coordinator.
+        has_run, before = bool(self._started), self._roster or roster
+        least = before.restarts + self._has_restarted if has_run else 0
+        if not least <= roster.restarts <= self.config.max_restarts:
             raise Violation(f"{roster.restarts} restarts after {before.restarts}")
         self._has_restarted = self.is_spare = False
         self.phase, self._own, self._roster = PREPARING, None, roster
@@ -629,7 +631,7 @@ class Host(SessionHandler):
     def _check(self, verdict: Verdict) -> None:
         """Check that all are done if that is the verdict, and else that the culprit has failed."""
         failure, world, roster = verdict.failure, self.world, self._roster
-        if roster is None or verdict.generation != roster.generation:
+        if roster is None or self.is_spare or verdict.generation != roster.generation:
             return
         key = roster.session, roster.generation
         if key not in self._started:

@@ -317,12 +317,12 @@ def _lose(state: State, link: int, what: str, leave: messages.Leave | None = Non
 def _look(state: State, tick: Tick) -> State:
     """Give up hosts that are silent for too long, and tell the others who is missing."""
     config, local, at = state.config, state.local, tick.at
-    is_idle = state.phase in {FORMING, ENDED}
-    if tick.stood_s >= config.fence_s and not is_idle and local is not None:
-        # It stood still until the others were cut off, which are not to blame.
+    silences_s = [at - host.heard_at for host in state.placed.values()]
+    has_cut_off = any(time_s >= config.fence_s > time_s - tick.stood_s for time_s in silences_s)
+    if has_cut_off and state.phase not in {FORMING, ENDED} and local is not None:
+        # It stood still until a host was cut off, which is not to blame.
         what = f"fleetrun was stopped or without a processor for {tick.stood_s:.0f} s"
-        failure = Failure(local.name, what, LOST, is_departure=config.may_change)
-        state = state.blame(None, failure)
+        state = state.blame(None, Failure(local.name, what, LOST, is_departure=config.may_change))
     for link, host in state.hosts.items():
         silence_s = at - host.heard_at
         if silence_s > config.heartbeat_timeout_s:

@@ -106,12 +106,13 @@ class Server:
             self._hearers[type(message)](host.place, message)
 
     def _lost(self, number: int) -> None:
-        # If this launcher stood still, that comes first: the others have only given it up.
-        self._look()
         del self.links[number]
         self._feed(coordinator.Broken(number, self._clock.now()))
 
     def _feed(self, event: coordinator.Event) -> None:
+        if event.at > self._looked_at + 2 * self.state.config.look_s:
+            # This launcher stood still. That comes first: the others have only given it up.
+            self._look()
         self.state, actions = coordinator.step(self.state, event)
         for numbers, message in actions:
             for number in numbers:

@@ -134,6 +134,10 @@ def test_whatever_happens_all_hosts_agree_and_no_two_generations_train_at_once(
         play(seed + 2 * has_store, has_store=has_store)
 
 
+def test_a_coordinator_that_stood_still_for_less_than_the_fence_blames_itself() -> None:
+    play(8208)
+
+
 @pytest.mark.parametrize(("seed", "has_store"), [(5241, False), (21850, True)])
 def test_who_stood_by_and_lost_the_coordinator_waits_with_a_limit(
     seed: int, *, has_store: bool
