@@ -329,7 +329,7 @@ def test_the_build_for_the_driver_comes_from_paddles_own_index(
     ended = machine(**{**GPUS, "driver": driver, "capability": capability}).run("setup")
     assert ended.code == 0, ended.output
     assert ended.installed() == [
-        f"pip install -q paddlepaddle-gpu==3.3.1 setuptools --extra-index-url {INDEX}/{build}/"
+        f"pip install -q paddlepaddle-gpu==3.3.1 setuptools>=80 --extra-index-url {INDEX}/{build}/"
     ]
     assert f"the build for CUDA {build[2:4]}.{build[4:]} (driver {driver})" in ended.output
     assert "Paddle 3.3.1 (paddlepaddle-gpu)" in ended.output
@@ -341,7 +341,7 @@ def test_without_paddles_index_the_older_gpu_build_of_the_default_one_is_taken(
     ended = machine(**{**GPUS, "indexes": BARE["indexes"]}).run("setup")
     assert ended.code == 0, ended.output
     assert ended.installed() == [
-        "pip install -q paddlepaddle-gpu==2.6.2 numpy<2 protobuf>=4.21,<5 setuptools<81"
+        "pip install -q paddlepaddle-gpu==2.6.2 numpy<2 protobuf>=4.21,<5 setuptools>=80,<81"
     ]
     assert f"{INDEX} cannot be reached" in ended.output
     assert "Paddle 2.6.2 (paddlepaddle-gpu)" in ended.output
@@ -355,7 +355,7 @@ def test_the_cpu_build_is_the_last_resort_and_is_said_last(machine: Make) -> Non
     assert (
         "does not compute on this GPU: failed product on gpu:0 ended with 1: no ke" in ended.output
     )
-    assert ended.installed()[-1] == "pip install -q setuptools paddlepaddle==3.3.1"
+    assert ended.installed()[-1] == "pip install -q setuptools>=80 paddlepaddle==3.3.1"
     assert "THIS IS THE CPU BUILD" in ended.output.splitlines()[-1]
 
 
@@ -373,7 +373,7 @@ def test_libraries_that_the_build_does_not_bring_are_installed_and_linked(machin
 
 def test_cpu_asks_no_index_for_a_gpu_build(machine: Make) -> None:
     ended = machine(**GPUS).run("setup", "--cpu")
-    assert ended.installed() == ["pip install -q setuptools paddlepaddle==3.3.1"]
+    assert ended.installed() == ["pip install -q setuptools>=80 paddlepaddle==3.3.1"]
     assert "CPU BUILD" not in ended.output
 
 

@@ -27,7 +27,9 @@ echo try $PADDLE_RESTART_COUNT of $R at $PADDLE_TRAINER_ENDPOINTS
 
 
 def test_s52_the_second_attempt_may_succeed_and_each_keeps_its_log(tmp_path: Path) -> None:
-    job = Command(tmp_path, COUNT + "exit $((3 * (PADDLE_RESTART_COUNT == 0)))", "--max_restart=3")
+    both = "touch $SAID.$R; until [ -e $SAID.0 ] && [ -e $SAID.1 ]; do sleep 0.01; done\n"
+    script = COUNT + both + "exit $((3 * (PADDLE_RESTART_COUNT == 0)))"
+    job = Command(tmp_path, script, "--max_restart=3")
     done = job.run()
     assert done.code == 0
     run = tmp_path / "log" / "latest"
