@@ -209,7 +209,8 @@ def _home() -> Path:
 
 def link() -> int:
     """Link NVIDIA's libraries into Paddle's library folder; return the number of links."""
-    libs, count = _home() / "libs", 0
+    libs = _home() / "libs"
+    count = 0
     for library in sorted(libs.parents[1].glob("nvidia/*/lib/lib*.so*")):
         plain = library.name.partition(".so")[0] + ".so"
         for name in {library.name, plain}:

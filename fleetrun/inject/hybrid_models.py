@@ -115,6 +115,7 @@ def parts_of(wrapper: Any) -> dict[str, Part]:
         is_expert = (
             any(getattr(parameter, name, False) for name in _EXPERTS)
             or id(parameter) in experts
+            # Shared by a group of its own.
             or (isinstance(color, dict) and color.get("group") is not None)
         )
         if not parameter.trainable or is_expert:

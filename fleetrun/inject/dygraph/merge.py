@@ -69,21 +69,21 @@ class GradientMerge:
 
     def on_forward(self, parameters: Sequence[Any]) -> bool:
         """Whether DataParallel must average PARAMETERS after this forward; see `must_sync`."""
+        # In each forward: no call of ours for each parameter.
         own = set(map(id, parameters))
         for current in self.all():
             current.parallel |= own
             current.averaging |= own
-        return self.must_sync(parameters)
+        return self.must_sync(own)
 
-    def must_sync(self, parameters: Sequence[Any]) -> bool:
-        """Whether this backward must average the gradients of PARAMETERS over the ranks.
+    def must_sync(self, own: set[int]) -> bool:
+        """Whether this backward must average the gradients of parameters with the ids OWN.
 
         Not if a later step of the round will use all of them. A parameter without a known optimizer
         may be used at any time. Averaging once too often does no harm.
         """
         self._adopt_settings()
-        # In each forward: no call of ours for each parameter.
-        own, rounds = set(map(id, parameters)), self.all()
+        rounds = self.all()
         if any(current.is_last and not own.isdisjoint(current.ids) for current in rounds):
             return True
         return bool(own.difference(*(current.ids for current in rounds)))

@@ -15,7 +15,7 @@ from ..import_hooks import after_import, in_place_of
 from ..paddle_api import tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from types import ModuleType
 
     from ..evidence import Evidence
@@ -26,16 +26,17 @@ _MODULE = "paddle.distributed.fleet.utils.hybrid_parallel_util"
 _FIELD = "fuse_grad_size_in_MB"
 
 
-def install(must_sync: Callable[[Sequence[Any]], bool] | None, proof: Evidence) -> None:
+def install(must_sync: Callable[[set[int]], bool] | None, proof: Evidence) -> None:
     """Size Paddle's buckets.
 
-    MUST_SYNC says whether a script that averages some gradients itself may do so now.
+    MUST_SYNC says whether a script that averages gradients itself may do so now, by the ids of
+    their parameters.
     """
     after_import(_MODULE, lambda module: _size_parts(module, must_sync, proof))
 
 
 def _size_parts(
-    module: ModuleType, must_sync: Callable[[Sequence[Any]], bool] | None, proof: Evidence
+    module: ModuleType, must_sync: Callable[[set[int]], bool] | None, proof: Evidence
 ) -> None:
     @in_place_of(module, "fused_allreduce_gradients_with_group")
     def fused_allreduce_gradients_with_group(
@@ -46,7 +47,7 @@ def _size_parts(
         scale: float | None = None,
     ) -> None:
         parameters = list(parameter_list)
-        if must_sync is not None and not must_sync(parameters):
+        if must_sync is not None and not must_sync(set(map(id, parameters))):
             return
         size = settings.effective(_FIELD)
         if size == "auto":
