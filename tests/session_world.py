@@ -526,10 +526,10 @@ class Host(SessionHandler):
         if not self.config.least <= len(launchers) == len(roster.entries) <= self.config.most:
             raise Violation(f"{launchers} are the hosts: {self.world.log[-20:]}")
         # What has never started is forgotten with its coordinator.
-        has_run, before = bool(self._started), self._roster or roster
-        least = before.restarts + self._has_restarted if has_run else 0
+        before = self._roster if self._started else None
+        least = 0 if before is None else before.restarts + self._has_restarted
         if not least <= roster.restarts <= self.config.max_restarts:
-            raise Violation(f"{roster.restarts} restarts after {before.restarts}")
+            raise Violation(f"{roster.restarts} restarts, of at least {least}")
         self._has_restarted = self.is_spare = False
         self.phase, self._own, self._roster = PREPARING, None, roster
         after_s = self.world.random.uniform(0.0, 0.5)

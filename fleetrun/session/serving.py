@@ -110,8 +110,8 @@ class Server:
         self._feed(coordinator.Broken(number, self._clock.now()))
 
     def _feed(self, event: coordinator.Event) -> None:
-        if event.at > self._looked_at + 2 * self.state.config.look_s:
-            # This launcher stood still. That comes first: the others have only given it up.
+        if event.at > self._looked_at + self.state.config.look_s:
+            # If this launcher stood still, that comes first: the others have only given it up.
             self._look()
         self.state, actions = coordinator.step(self.state, event)
         for numbers, message in actions:
