@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import device_strategies
 import devices
 import pytest
@@ -9,6 +11,9 @@ import train_kinds
 import yaml
 from train_kinds import launch
 from training import PYTHONS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.train
 
@@ -55,14 +60,18 @@ def shared_out() -> dict[tuple[str, int], list[str]]:
     ],
 )
 def test_kinds_of_models_are_trained_as_by_one_cpu_process(
-    name: str, nranks: int, kinds: list[str] | None, tmp_path_factory: pytest.TempPathFactory
+    name: str,
+    nranks: int,
+    kinds: list[str] | None,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    alone, folder = train_kinds.alone(tmp_path_factory), tmp_path_factory.mktemp("kinds")
+    alone = train_kinds.alone(tmp_path_factory)
     document = device_strategies.ALL[name]
     kinds = kinds or train_kinds.on_plugins(document, nranks)
-    with devices.on("npu", **LATE, witness=folder):
+    with devices.on("npu", **LATE, witness=tmp_path):
         ranks = launch(
-            *(PYTHON, folder, f"--kinds={','.join(kinds)}"),
+            *(PYTHON, tmp_path, f"--kinds={','.join(kinds)}"),
             strategy=yaml.safe_dump(document),
             nranks=nranks,
             accumulate=4 // device_strategies.merged_steps(document),
@@ -70,5 +79,5 @@ def test_kinds_of_models_are_trained_as_by_one_cpu_process(
         ).reports
     exactness = 2e-2 if document["strategy"].get("bf16_allreduce") else 2e-6
     train_kinds.assert_as_alone(alone, ranks, kinds, exactness)
-    for first, *others in devices.traces(folder, nranks):
+    for first, *others in devices.traces(tmp_path, nranks):
         assert all(other == first for other in others)

@@ -18,18 +18,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.extended
 
-# Rank 0, which is shown, prints this before another rank ends the attempt.
+# Both ranks print this before one of them ends the attempt.
 COUNT = """
 SAID=said.$PADDLE_RESTART_COUNT
 echo try $PADDLE_RESTART_COUNT of $R at $PADDLE_TRAINER_ENDPOINTS
-[ $R = 0 ] && touch $SAID; until [ -e $SAID ]; do sleep 0.01; done
+touch $SAID.$R; until [ -e $SAID.0 ] && [ -e $SAID.1 ]; do sleep 0.01; done
 """
 
 
 def test_s52_the_second_attempt_may_succeed_and_each_keeps_its_log(tmp_path: Path) -> None:
-    both = "touch $SAID.$R; until [ -e $SAID.0 ] && [ -e $SAID.1 ]; do sleep 0.01; done\n"
-    script = COUNT + both + "exit $((3 * (PADDLE_RESTART_COUNT == 0)))"
-    job = Command(tmp_path, script, "--max_restart=3")
+    job = Command(tmp_path, COUNT + "exit $((3 * (PADDLE_RESTART_COUNT == 0)))", "--max_restart=3")
     done = job.run()
     assert done.code == 0
     run = tmp_path / "log" / "latest"

@@ -83,12 +83,11 @@ def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page
         slow = [
             used._replace(step=10 * moment) if used.rank == 700 else used for used in record.ranks
         ]
-        gpus = (
-            *record.gpus[:700],
-            record.gpus[700]._replace(use_percent=100.0),
-            *record.gpus[701:],
-        )
-        record = record._replace(ranks=tuple(slow), gpus=gpus)
+        busy = [
+            gpu._replace(use_percent=100.0) if number == 700 else gpu
+            for number, gpu in enumerate(record.gpus)
+        ]
+        record = record._replace(ranks=tuple(slow), gpus=tuple(busy))
         metricsfile.append(str(run / "metrics.jsonl"), record)
     report = json.loads((run / "report.json").read_text()) if (run / "report.json").exists() else {}
     culprit = {"process": "trainer.5", "rank": 5, "last_words": [HOSTILE]}
