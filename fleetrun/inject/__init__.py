@@ -74,7 +74,7 @@ def arm(path: str) -> None:
 
     def install(paddle: ModuleType) -> None:
         import_hooks.after_import("paddle.base.core", _leave_to_python)
-        topology.watch()
+        topology.watch(paddle)
         flight_recorder.watch()
         try:
             if path:

@@ -25,7 +25,6 @@ from .import_hooks import after_import
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
     from .evidence import Evidence
     from .spec import StrategySpec
@@ -44,9 +43,9 @@ def install(spec: StrategySpec, _proof: Evidence) -> None:
         after_import(_MODULE, _patch)
 
 
-def arm() -> None:
-    """Do the same without a strategy, before Paddle is imported."""
-    after_import("paddle", lambda _: after_import(_MODULE, _patch))
+def watch(_paddle: Any) -> None:
+    """Do the same without a strategy."""
+    after_import(_MODULE, _patch)
 
 
 @contextlib.contextmanager
@@ -98,10 +97,9 @@ def held_end() -> Iterator[tuple[str, int]]:
         yield host, int(holder.getsockname()[1])
 
 
-def _patch(module: ModuleType) -> None:
+def _patch(collective: Any) -> None:
     import inspect
 
-    collective: Any = module
     new_group = collective._new_process_group_impl
     signature = inspect.signature(new_group)
     # The uses of each group id, which is free again when its group is destroyed.

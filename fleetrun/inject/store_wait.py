@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from . import border
-from .import_hooks import after_import, in_place_of
+from .import_hooks import in_place_of
 
 # After that, Paddle waits in its own way, and reports it.
 _LONGEST_S = 60.0
@@ -27,12 +27,7 @@ _CONNECT_S = 1.0
 _SHORTEST_POLL_S, _SHARE, _LONGEST_POLL_S = 0.002, 0.1, 0.25
 
 
-def arm() -> None:
-    """Watch once Paddle is imported."""
-    after_import("paddle", lambda _: watch())
-
-
-def watch() -> None:
+def watch(_paddle: Any) -> None:
     """Wait for the job's store, and for those that `paddle.distributed.rpc` and scripts make."""
     from paddle.base import core
 

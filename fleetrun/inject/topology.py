@@ -15,12 +15,7 @@ _MODULE = "paddle.distributed.fleet.base.topology"
 AXES = {"data": "dp", "model": "mp", "pipe": "pp", "sharding": "sharding", "sep": "sep"}
 
 
-def arm() -> None:
-    """Watch once Paddle is imported, all of whose modules a forked rank has at once."""
-    after_import("paddle", lambda _: watch())
-
-
-def watch() -> None:
+def watch(_paddle: Any) -> None:
     """Record and log this rank's place once fleet has its groups."""
     after_import(_MODULE, _patch)
 

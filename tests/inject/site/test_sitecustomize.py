@@ -139,6 +139,28 @@ def test_a_strategy_that_cannot_be_read_is_said_and_paddle_is_imported(tmp_path:
     assert "fleetrun: the strategy cannot be applied: FileNotFoundError" in text
 
 
+def test_paddle_is_imported_with_few_collections_and_without_the_command_of_httpx(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "paddle.py").write_text("import gc, httpx; print(gc.get_threshold())\n")
+    package = tmp_path / "httpx"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "try: from ._main import main\nexcept ImportError: print('no command')\n"
+    )
+    (package / "_main.py").write_text("main = print('command')\n")
+    see = "print(gc.get_threshold(), gc.isenabled())"
+    code = f"import gc; gc.set_threshold(500, 6, 7); import paddle; {see}"
+    faster = "no command\n(100000, 6, 7)\n(500, 6, 7) True\n"
+    assert printed(code, SITE, str(tmp_path), PADDLE_TRAINERS_NUM="2") == faster
+    # A script that wants no collections gets none.
+    off = f"import gc; gc.set_threshold(0); import paddle; {see}"
+    none = "no command\n(0, 10, 10)\n(0, 10, 10) True\n"
+    assert printed(off, SITE, str(tmp_path), PADDLE_TRAINERS_NUM="2") == none
+    # What is no rank is as without fleetrun.
+    assert printed(code, SITE, str(tmp_path)).startswith("command\n(500, 6, 7)\n")
+
+
 def test_what_waits_for_a_module_of_paddle_is_called_after_it(tmp_path: Path) -> None:
     base = tmp_path / "paddle" / "base"
     base.mkdir(parents=True)
