@@ -89,7 +89,6 @@ class Supervisor:
         signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         try:
-            self._baseline = kernelfacts.baseline(time.monotonic())
             self._loop.watch(self._keeper.fd, lambda: self._take(self._keeper.read()))
             self._loop.watch(self._child_fd, self._on_child)
             self._todo += self._state.begin()
@@ -150,6 +149,7 @@ class Supervisor:
                     os.chdir(planned.cwd)
                 self._marker = f"{os.path.basename(planned.run_dir)}-{self._keeper.pid}"
                 self._observers.prepare(planned)
+                self._baseline = kernelfacts.baseline(self._job.began_at)
             processes.claim(planned, attempt, self._job.folder)
             self._prepared = planned
         except OSError as error:

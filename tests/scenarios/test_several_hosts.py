@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import TYPE_CHECKING
 
@@ -92,11 +93,17 @@ def test_success_is_agreed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_failure_has_one_verdict_with_its_last_lines(tmp_path: Path, place: int) -> None:
     fail = f"[ $R = {place} ] || exec sleep 60; echo last words; exit 7"
-    ended = by_ips(tmp_path, fail).start_all().finish()
+    job = by_ips(tmp_path, fail).start_all()
+    ended = job.finish()
     assert codes(ended) == [7, 7]
     told = ended[1 - place].stderr
     assert f"Rank {place} exited with 7 on 127.0.0.{place + 1}: the job failed there first" in told
     assert "\n    last words\n" in told
+    # The time that hosts wait for each other is before the start.
+    at = {event["event"]: event["monotonic"] for event in job.commands[place].events()}
+    report = job.commands[place].folder / "log" / "latest" / "report.json"
+    after_s = json.loads(report.read_text())["culprit"]["after_s"]
+    assert after_s == pytest.approx(at["exited"] - at["launched"], abs=0.002)
 
 
 def test_all_hosts_start_again_together_with_one_counter(tmp_path: Path) -> None:
