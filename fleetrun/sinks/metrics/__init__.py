@@ -88,8 +88,8 @@ class Metrics(Sink):
             itself.command(code),
             os.environ,
             file_actions=fds,
-            setsigmask=(),
-            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+            # A scheduler signals every process of a job; this one ends with the launcher.
+            setsigmask=signal.valid_signals(),
         )
         self._pidfd = os.pidfd_open(self._pid)
         self._waiting.watch(self._pidfd, self._on_end)

@@ -81,6 +81,10 @@ def test_what_ranks_use_is_written_and_served(tmp_path: Path) -> None:
     job = Command.python(tmp_path, TRAIN, OFTEN, f"--metrics_port={port}")
     launcher = job.start()
     until(lambda: any(is_whole(record) for record in records(job)))
+    [meter] = meters(job)
+    # As Slurm does to every process of a step.
+    os.kill(meter, signal.SIGUSR1)
+    os.kill(meter, signal.SIGTERM)
     served = scrape(port)
     done = job.release(launcher)
     assert (done.code, done.stderr) == (0, "")
