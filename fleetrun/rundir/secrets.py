@@ -96,8 +96,12 @@ def _masked(text: str, masked: list[str], *, is_word: bool = False) -> str:
         text = pattern.sub(hide, text)
     parts, done = [], 0
     for named in _NAME.finditer(text):
-        name, match = named[0], _VALUE.match(text, named.end())
-        if match is None or named.start() < done or not is_secret(name):
+        name = named[0]
+        # First, as it is cheap: a value may reach to the end of the text.
+        if named.start() < done or not is_secret(name):
+            continue
+        match = _VALUE.match(text, named.end())
+        if match is None:
             continue
         is_quoted = match["bare"] is None
         value = match["quoted"] if is_quoted else match["bare"][0] + match["bare"][1:].rstrip(")]}")
