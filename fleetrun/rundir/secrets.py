@@ -29,7 +29,7 @@ _HARMLESS = re.compile(
 )
 # Before the @ of an address; a password may contain slashes and quotes.
 _LOGIN = re.compile(
-    r"://([^\s,;@/?#]*:(?:(?!://)[^\s,;])*|(?<!ssh://)(?<!sftp://)[^\s\"'<>,;@/?#]+)@"
+    r"://([^\s,;:@/?#]*:(?:(?!://)[^\s,;])*|(?<!ssh://)(?<!sftp://)[^\s\"'<>,;@/?#]+)@"
 )
 # Private keys, keys of services by their prefixes, and addresses whose last part is a secret.
 _SHAPES = (
