@@ -362,7 +362,7 @@ class Roster(NamedTuple):
     notes: tuple[str, ...] = ()
     # Inherited variables that the hosts were read from: true for the ranks, too.
     inherited: tuple[str, ...] = ()
-    # Our place when the session of an elastic job began; None: hosts neither come nor go.
+    # Our place when the session began; None: it is the same.
     first_me: int | None = None
     # Role and rank of the one process that a cluster requests here; None: the mode says which run.
     assigned: tuple[str, int] | None = None

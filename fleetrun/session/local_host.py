@@ -147,8 +147,7 @@ class LocalHost:
         """Return the plan of the generation; raise FleetrunError if there is none."""
         entries, config = agreed.entries, agreed.config
         first, me = entries[0], [entry.launcher for entry in entries].index(self.launcher)
-        if self._first_me is None:
-            self._first_me = me if config.may_change else self._local.first_me
+        self._first_me = me if self._first_me is None else self._first_me
         # What a host that comes later has found when it came may be out of date.
         former = [entry for entry in entries if entry.attempt] or entries
         # Listed hosts are known by their addresses.
@@ -157,7 +156,8 @@ class LocalHost:
             self._local._replace(
                 members=tuple(Member(entry.host, entry.ports, entry.groups) for entry in entries),
                 me=me,
-                first_me=self._first_me,
+                # Whoever follows a lost coordinator orders the hosts anew.
+                first_me=self._first_me if config.may_change or agreed.generation else None,
                 master=Endpoint(first.host, first.master_port or first.ports[0]),
                 generation=agreed.generation,
                 rules=Rules(config.grace_s, config.max_restarts, config.hang_timeout_s),

@@ -54,7 +54,7 @@ class Job:
             self.launchers[host] = host.fleetrun(
                 log, *self.options, "sh", "rank.sh", folder=self.folder, **{TOKEN: "of the test"}
             )
-            if host is hosts[0]:
+            if len(self.launchers) == 1:
                 until(lambda h=host: self._listens(h))  # type: ignore[misc]
 
     @staticmethod
@@ -187,3 +187,20 @@ def test_a_first_host_that_is_asked_to_end_leaves_the_job_to_the_others(
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
     job.let_go()
     assert [job.end(host) for host in hosts] == [128 + signal.SIGTERM, 0, 0]
+
+
+def test_a_host_keeps_its_run_directory_when_a_new_coordinator_orders_the_hosts(
+    four_hosts: Network, etcd: Etcd, tmp_path: Path
+) -> None:
+    first, second, third, keeper = four_hosts.hosts
+    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=2", "--max_restart=1")
+    job.start([first, second])
+    assert job.wait_for(0, 2) == ["node-1", "node-2"]
+    first.crash()
+    until(lambda: COORDINATES in second.output)
+    job.start([third])
+    assert job.wait_for(1, 2) == ["node-2", "node-3"]
+    job.let_go()
+    assert [job.end(host) for host in (second, third)] == [0, 0]
+    # It was rank 1, whose output is in a folder of that name.
+    assert "rank 0 of 2" in second.output
