@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # The purpose of each preset; the one to begin with comes first.
 PRESETS = {
-    "recommended": "fewer, overlapped allreduces, in two levels where that is faster; same results",
+    "recommended": "fewer allreduces, overlapped with the backward pass; same results",
     "comm_fusion": "send many small gradients in one allreduce",
     "compute_fusion": "fuse small operators (static graphs)",
     "overlap": "send gradients while the backward pass still runs",

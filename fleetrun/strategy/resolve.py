@@ -71,7 +71,7 @@ def _resolved(setting: FieldSetting, ranks: HostTopology) -> FieldSetting:
         case "use_hierarchical_allreduce":
             value, reason = False, f"off with {hosts}"
             if ranks.nnodes > 1 and ranks.group > 1:
-                reason += ": `fleetrun tune --vary` measures what two levels gain"
+                reason += ": to see what two levels gain, launch with true and with false"
         case "hierarchical_allreduce_inter_nranks":
             value, reason = _group(ranks)
         case _:

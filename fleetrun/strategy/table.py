@@ -18,6 +18,7 @@ programs of a GPU build, or are the same as on CPUs. `fields.py` reads the table
 # Phrases that several lines share.
 WORDS = {
     "ours": "fleetrun sends the gradients itself",
+    "either": "Paddle's reducer or fleetrun's sends the gradients",
     "rewrites": "fleetrun rewrites the program itself",
     "passes": "Paddle rewrites the program",
     "static_only": "Paddle reads it for static programs only",
@@ -33,13 +34,13 @@ WORDS = {
 TEXT = """
 [strategy]
 fuse_all_reduce_ops = true  Send many gradients in one allreduce instead of one each.
-  dygraph: effective: {ours}, in buckets of this size
+  dygraph: effective: {either}, in buckets of this size
   static: effective: {rewrites}, in buckets by bytes and by count
-  false dygraph: effective: {ours}, one by one
+  false dygraph: effective: {either}, one by one
   false static: no difference: one allreduce for each gradient, the same as if not set
 fuse_grad_size_in_MB = 32 MB, 1..65536  The maximum size of the gradients in one allreduce.
   auto: a tenth of the bytes of all gradients, at least 1 MB
-  dygraph: effective: {ours}, in buckets of this size
+  dygraph: effective: {either}, in buckets of this size
   static: effective: {rewrites}, in buckets by bytes and by count
 fuse_grad_size_in_num = 8 gradients  The maximum number of gradients in one allreduce.
   as: fuse_grad_size_in_MB
@@ -49,7 +50,7 @@ fuse_grad_size_in_TFLOPS = 50.0 gradients, 1..  The maximum number of gradients 
   as: fuse_grad_size_in_MB
 last_comm_group_size_MB = 1.0 MB  The maximum size of the last allreduce, for which the
     backward pass must wait.
-  dygraph: effective: {ours}, in buckets of this size
+  dygraph: effective: {either}, in buckets of this size
   static: no effect: Paddle reads it in dygraph only
 nccl_comm_num = 1 communicators, 1..16  Communicators that allreduces use in turn, so that
     several run concurrently.
@@ -59,17 +60,17 @@ nccl_comm_num = 1 communicators, 1..16  Communicators that allreduces use in tur
       communicator
   static: effective: {rewrites}, over communicators in turn
 sync_nccl_allreduce = true  Wait for each allreduce before the next one is sent.
-  dygraph: effective: {ours}, and waits for each
+  dygraph: effective: {either}, and waits for each
   static cpu: effective: Paddle waits for gloo; over several communicators, fleetrun does
   static 2.6.2 gpu: effective: sets Paddle's flag
   static 3.3.1 gpu: untested: {only_a_gpu}its flag is for GPUs
-  false dygraph: effective: {ours}, and continues meanwhile
+  false dygraph: effective: {either}, and continues meanwhile
   false static cpu: no effect: Paddle's operators wait for gloo, unless nccl_comm_num is above 1
   false static 2.6.2 gpu: effective: sets Paddle's flag
   false static 3.3.1 gpu: untested: {only_a_gpu}its flag is for GPUs
 use_hierarchical_allreduce = false  Reduce within each group, allreduce among the groups' leaders,
     and broadcast.
-  auto: off; `fleetrun tune` measures both
+  auto: off; to see what it gains, launch with true and with false
   dygraph: effective: {ours}, in two levels
   static: no effect: only dynamic graphs are summed in two levels
 hierarchical_allreduce_inter_nranks = 1 ranks  Ranks of one group of the hierarchical allreduce,

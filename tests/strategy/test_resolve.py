@@ -28,7 +28,7 @@ def resolved(ranks: tuple[int, ...], *sets: str) -> dict[str, tuple[object, str]
             (8, 8),
             "use_hierarchical_allreduce",
             False,
-            "auto: off with 2 hosts: `fleetrun tune --vary` measures what two levels gain",
+            "auto: off with 2 hosts: to see what two levels gain, launch with true and with false",
         ),
         ((8, 8), "hierarchical_allreduce_inter_nranks", 8, "auto: the 8 ranks of each host"),
         ((4, 2), "hierarchical_allreduce_inter_nranks", 2, "auto: hosts have 4, 2 ranks"),
