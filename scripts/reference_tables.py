@@ -201,6 +201,7 @@ PADDLE_RESTART_COUNT [all] The number of the attempt, from 0.
 POD_NAME? [all] The job name and the node rank.
 PADDLE_AUTO_CLUSTER? [all] 0.
 PYTHONFAULTHANDLER? [all] 1: a crash also prints the Python stack.
+PYTHONHASHSEED? [all] 0: all ranks iterate over a set of names in the same order.
 PYTHONPATH [all] Yours, after a folder of fleetrun whose start-up file each rank's Python runs.
 """
 _ROW = re.compile(r"(\w+)(\??) \[([\w ]+)\] (.+?)(?: \(when: (.+)\))?")

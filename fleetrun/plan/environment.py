@@ -210,6 +210,9 @@ def _defaults(
         "PADDLE_AUTO_CLUSTER": "0",
         # A crash in native code shows the Python stack, too.
         "PYTHONFAULTHANDLER": "1",
+        # Paddle 2 iterates over sets of names where it builds programs with branches: ranks would
+        # sum gradients in different orders.
+        "PYTHONHASHSEED": "0",
         "POD_NAME": f"{request.job_id}-{roster.me}",
     }
     is_cuda = share.kind == "gpu" and not facts.is_rocm

@@ -82,6 +82,7 @@ def test_a_rank_gets_what_every_paddle_reads() -> None:
         "FLEETRUN_STACK_SIGNAL": "60",
         "PADDLE_RESTART_COUNT": "0",
         "PYTHONFAULTHANDLER": "1",
+        "PYTHONHASHSEED": "0",
         "PYTHONPATH": ISLAND,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NCCL_DEBUG": "WARN",

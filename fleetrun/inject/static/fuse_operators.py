@@ -53,8 +53,7 @@ def apply_tolerantly(
             core.get_pass(passed)
         except (ValueError, RuntimeError):
             missing[name] = "this build of Paddle has no such pass"
-        is_for_gpus = name in _ON_GPUS and device.is_compiled_with_cuda()
-        if is_for_gpus and device_kind() != "gpu":
+        if name in _ON_GPUS and device.is_compiled_with_cuda() and device_kind() != "gpu":
             missing[name] = "Paddle supports it on GPUs only"
         if name in missing:
             setattr(strategy, name, False)
@@ -66,6 +65,10 @@ def apply_tolerantly(
             setattr(strategy, candidate, candidate == name)
         before = program.count(main)
         result = apply(main, startup, strategy, attrs)
+        for op in program.operators(main):
+            if op.type == "share_buffer" and program.role(op) & program.BACKWARD:
+                # One with the role of the loss lets fleet divide the loss by the ranks once more.
+                op._set_attr("op_role", program.BACKWARD)
         after = program.count(main)
         done[name] = sorted(kind for kind in after if after[kind] > before.get(kind, 0))
     return result if enabled else apply(main, startup, strategy, attrs)

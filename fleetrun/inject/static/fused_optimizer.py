@@ -26,7 +26,6 @@ MERGED = tuple(f"merged_{kind}" for kind in _KINDS)
 
 def run(main: Any) -> str:
     """Merge neighbouring updates with equal settings; return why none were, or nothing."""
-    is_any = False
     for block in main.blocks:
         groups: list[list[int]] = []
         last: object = None
@@ -40,11 +39,10 @@ def run(main: Any) -> str:
         for group in reversed(groups):
             if len(group) > 1:
                 _merge(block, group)
-                is_any = True
-    if is_any:
-        main._sync_with_cpp()
-        return ""
+    main._sync_with_cpp()
     kinds = sorted({op.type for op in program.updates(main)})
+    if not set(MERGED).isdisjoint(kinds):
+        return ""
     return f"Paddle merges the updates of momentum and adam only; here: {', '.join(kinds)}"
 
 

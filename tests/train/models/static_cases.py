@@ -112,11 +112,17 @@ def network(case: str) -> Any:
     if case == "sparse":
         rows = paddle.cast(x > 0, "int64")
         hidden = hidden + paddle.sum(static.nn.embedding(rows, [2, 8], is_sparse=True), axis=1)
+    if case == "branches":
+        # Paddle sums the gradients of both branches in the order of a set of names.
+        layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        hidden = static.nn.cond(paddle.ones([1]) > 0, lambda: layers(x), lambda: layers(x) * 2)
     out = nn.Linear(8, 1)(hidden)
     loss = paddle.mean(nn.functional.square_error_cost(out, y))
     if case == "penalty":
         (slope,) = static.gradients([out], [x])
         loss += paddle.mean(slope * slope)
+    if case == "scaled":
+        loss *= 3
     if case == "logged":
         shown = paddle.assign(loss)
         shown.stop_gradient = True
