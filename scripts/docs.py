@@ -25,6 +25,7 @@ from fleetrun.cli.option import GROUPS, Option
 from fleetrun.cli.options import KNOWN, OPTIONS
 from fleetrun.plan import environment
 from fleetrun.strategy import explanation, fields
+from fleetrun.text import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -91,7 +92,7 @@ def _of(option: Option, translate: Translate) -> tuple[str, ...]:
         cell(", ".join(f"`{spelling}`" for spelling in spellings)),
         "" if option.usual in {None, "false"} else cell(f"`{option.usual}`"),
         ", ".join(f"`{name}`" for name in option.env),
-        cell(meaning[:1].upper() + meaning[1:]),
+        cell(sentence(meaning)),
     )
 
 

@@ -20,7 +20,7 @@ Examples:
   fleetrun train.py                         one process per GPU, else on the CPU
   fleetrun --gpus=0,1 train.py --epochs 3   two GPUs; --epochs is the script's
   fleetrun --ips=node1,node2 train.py       two hosts: the same command on each
-  fleetrun --strategy=recommended train.py  faster, with train.py unchanged
+  fleetrun --strategy=recommended train.py  fewer messages, train.py unchanged
 """
 EXIT_CODES = (
     ("0", "every process succeeded"),

@@ -7,6 +7,7 @@ import os
 from fleetrun.run.events import Finished, Happening
 from fleetrun.run.observers import ObservedJob, Sink
 from fleetrun.rundir.variables import PROFILE
+from fleetrun.text import counted
 
 
 class ProfileSink(Sink):
@@ -26,6 +27,6 @@ class ProfileSink(Sink):
         made = list(filter(os.path.exists, paths))
         what = "there is none: the requested steps were not run, or not in Python with Paddle"
         if made:
-            others = f" and {len(made) - 1} others" if len(made) > 1 else ""
+            others = f" and {counted(len(made) - 1, 'other')}" if len(made) > 1 else ""
             what = f"open {made[0]}{others} in https://ui.perfetto.dev"
         self._job.log(f"Profile: {what}.")
