@@ -149,9 +149,7 @@ class Head:
 
     def _awaited(self) -> list[SshConnection]:
         """Return the connections that may still answer."""
-        return [
-            remote for remote in self._connections if not remote.is_up and remote.status is None
-        ]
+        return [it for it in self._connections if not it.is_up and it.status is None]
 
     def _kill(self, remotes: Sequence[SshConnection], why: str) -> None:
         self._unopened.clear()
@@ -210,8 +208,7 @@ class Head:
 
     def _interrupted(self, number: int) -> None:
         """Forward a signal: the first one stops the job, the second one kills it."""
-        if self._code is None:
-            self._code = 128 + number
+        self._code = self._code or 128 + number
         self._is_ours = True
         self._kill(self._awaited(), "interrupted")
         for remote in self._connections:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fleetrun.engines.detect import Detected
 from fleetrun.errors import EnvironmentFault, shell_code
@@ -37,7 +38,8 @@ def run(words: Sequence[str], allocation: Detected) -> int:
         "--disable-status",
     )
     # Blocked from here on, so that no signal is lost before the wait.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*POLITE, signal.SIGCHLD})
+    heard = {*POLITE, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*heard, signal.SIGCONT})
 
     def prepare() -> None:
         # The job must end with us, however we end: srun kills it on this signal.
@@ -56,11 +58,20 @@ def run(words: Sequence[str], allocation: Detected) -> int:
         )
         first = 0
         while process.poll() is None:
-            number = signal.sigwait({*POLITE, signal.SIGCHLD})
-            if number != signal.SIGCHLD:
-                # srun kills its tasks at once when terminated.
-                process.send_signal(signal.SIGTERM if first else signal.SIGINT)
-                first = first or number
+            told = signal.sigwaitinfo(heard)
+            if told.si_signo != signal.SIGCHLD:
+                if not _has_told_all(told.si_pid):
+                    # srun kills its tasks at once when terminated.
+                    process.send_signal(signal.SIGTERM if first else signal.SIGINT)
+                first = first or told.si_signo
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 128 + first if first else shell_code(process.returncode)
+
+
+def _has_told_all(pid: int) -> bool:
+    """Whether PID is Slurm, which ends the job, launchers included: then CONT comes at once."""
+    with suppress(OSError), open(f"/proc/{pid}/comm") as file:
+        is_slurm = file.read() == "slurmstepd\n"
+        return is_slurm and signal.sigtimedwait({signal.SIGCONT}, 1.0) is not None
+    return False

@@ -105,11 +105,9 @@ def addresses(words: Sequence[str], hosts: Sequence[HostEntry]) -> list[str]:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, check=False
             )
-            for name, _, value in (
-                line.partition(" ") for line in done.stdout.decode().splitlines()
-            ):
-                if name == "hostname":
-                    return value
+            for line in done.stdout.decode().splitlines():
+                if line.startswith("hostname "):
+                    return line.removeprefix("hostname ")
         return host.name
 
     # A program in the place of ssh has no such option.

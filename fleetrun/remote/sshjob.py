@@ -19,10 +19,7 @@ _OURS = ("hosts", "hostfile", "ssh", "nnodes")
 _GIVEN = ("ips", "host", "rank", "master")
 # Variables to forward to the hosts.
 _SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
-_SENT_TOO = (
-    *("PYTHONPATH", "LD_LIBRARY_PATH", kinds.ROOT),
-    *(STRATEGY, STOP_AFTER, VERIFY),
-)
+_SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", kinds.ROOT, STRATEGY, STOP_AFTER, VERIFY)
 
 
 def listed(request: Request) -> tuple[HostEntry, ...]:

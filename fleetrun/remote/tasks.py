@@ -127,13 +127,10 @@ def led(place: TaskPlace, task: Task, timeout_s: float) -> Iterator[tuple[Task, 
     except TimeoutError:
         missing = ", ".join(str(number) for number in range(place.tasks) if number not in tasks)
         raise RendezvousError(
-            f"Of the {place.tasks} tasks of this host {missing} did not join within {timeout_s:g} "
-            "s."
+            f"Of {place.tasks} tasks of this host {missing} did not join within {timeout_s:g} s."
         ) from None
     except OSError as error:
-        raise EnvironmentFault(
-            f"The tasks of this run cannot be led here ({error.strerror})."
-        ) from None
+        raise EnvironmentFault(f"This run's tasks cannot be led here ({error.strerror}).") from None
     try:
         yield tuple(task for _, task in sorted(tasks.items()))
     finally:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+import subprocess
+from pathlib import Path
 
 import pytest
 from clusters import BATCH
 from commandline import Command
+from waiting import until
 
 from fleetrun.cli import app
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.extended
 
@@ -73,6 +72,27 @@ def test_asked_to_stop_it_has_srun_forward_it(tmp_path: Path) -> None:
     assert ended.code == 130, ended.stderr
     assert "--disable-status" in (tmp_path / "srun").read_text()
     assert (tmp_path / "asked").exists()
+
+
+def test_slurm_itself_asks_the_launchers_to_stop(tmp_path: Path) -> None:
+    command, env = in_allocation(tmp_path, "touch up; exec sleep 60")
+    srun = tmp_path / "bin" / "srun"
+    asked = "trap 'touch told; kill $!' TERM; trap 'touch asked' INT"
+    srun.write_text(srun.read_text().replace("trap 'kill -INT $!' INT", asked))
+    process = command.start_until("up", env=env)
+    daemon = tmp_path / "slurmstepd"
+    ends = "kill $1; kill -CONT $1; touch ends; until [ -e told ]; do sleep 0.01; done"
+    daemon.write_text(f"#!/bin/sh\n{ends}\n")
+    daemon.chmod(0o755)
+    with subprocess.Popen([daemon, str(process.pid)], cwd=tmp_path):
+        command.wait_for("ends")
+        status = Path(f"/proc/{process.pid}/status")
+        until(lambda: "\nShdPnd:\t0000000000000000\n" in status.read_text())
+        # A second request, after which a first one would have come.
+        process.send_signal(signal.SIGHUP)
+        ended = command.finish(process)
+    assert ended.code == 143, ended.stderr
+    assert not (tmp_path / "asked").exists()
 
 
 def test_what_cannot_be_is_one_sentence(
