@@ -319,7 +319,7 @@ fuse_bn_act_ops = false  Fuse batch normalization and activation.
 fuse_bn_add_act_ops = true  Fuse batch normalization, sum and activation.
   as: fuse_bn_act_ops
 fuse_relu_depthwise_conv = false  Fuse ReLU and depthwise convolution.
-  static cpu: no effect: nothing changes on CPUs, not even with depthwise convolutions
+  static cpu: no effect: Paddle supports it on GPUs only
   static: untested: {only_a_gpu}it is for kernels without cuDNN
 fuse_gemm_epilogue = false  Fuse matrix product, bias and activation.
   static cpu: no effect: Paddle supports it on GPUs only

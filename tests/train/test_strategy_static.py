@@ -94,22 +94,25 @@ NEW = pytest.mark.parametrize("python", ["3.3.1"], indirect=True)
 
 
 def test_packed_programs_learn_what_plain_ones_learn(python: Path, tmp_path: Path) -> None:
-    # Paddle 3.3.1 has no `cond` for the programs that its fleet trains.
-    branches = ("branches",) if python == PYTHONS["2.6.2"] else ()
+    odd = ["transposed", "scaled", "depthwise"]
+    if python == PYTHONS["2.6.2"]:
+        # Paddle 3.3.1 has no `cond` for the programs that its fleet trains.
+        odd.append("branches")
     packed = train(
         python,
         tmp_path / "packed",
-        *("sgd", "momentum", "adam", "transposed", "scaled", *branches, "resnet18"),
+        *("sgd", "momentum", "adam", *odd, "resnet18"),
         strategy={"fuse_grad_size_in_MB": 4},
         build_strategy={
             "fuse_all_optimizer_ops": True,
             "fuse_elewise_add_act_ops": True,
             "fuse_gemm_epilogue": True,
+            "fuse_relu_depthwise_conv": True,
             "enable_inplace": True,
         },
     )
 
-    packed.assert_right("sgd", "momentum", "adam", "transposed", "scaled", *branches)
+    packed.assert_right("sgd", "momentum", "adam", *odd)
     for case in ("sgd", "momentum", "adam"):
         assert [len(bucket) for bucket in packed.ranks[0][case]["sizes"]] == [8]
         assert packed.ranks[0][case]["ops"]["fused_elemwise_add_activation"] == 3

@@ -22,8 +22,9 @@ PASSES = {
     "sync_batch_norm": "sync_batch_norm_pass",
     "cache_runtime_context": "runtime_context_cache_pass",
 }
-# Their operators have kernels for GPUs only; builds for GPUs have the passes on CPUs, too.
-_ON_GPUS = ("fuse_gemm_epilogue", "enable_auto_fusion")
+# Their operators have kernels for GPUs only; builds have the passes on CPUs, too. There, depthwise
+# convolutions ignore that they are to include the ReLU.
+_ON_GPUS = ("fuse_gemm_epilogue", "enable_auto_fusion", "fuse_relu_depthwise_conv")
 NOTHING = "Paddle's pass found nothing to fuse in this program"
 _SUMS = "fuse_elewise_add_act_ops"
 _MISREAD = (
@@ -41,7 +42,6 @@ def apply_tolerantly(
     apply: Callable[..., Any], main: Any, startup: Any, build_strategy: Any, attrs: dict[str, Any]
 ) -> Any:
     """Call APPLY, Paddle's apply_build_strategy, without the passes that this build lacks."""
-    from paddle import device
     from paddle.base import core
 
     strategy = build_strategy._copy()
@@ -53,7 +53,7 @@ def apply_tolerantly(
             core.get_pass(passed)
         except (ValueError, RuntimeError):
             missing[name] = "this build of Paddle has no such pass"
-        if name in _ON_GPUS and device.is_compiled_with_cuda() and device_kind() != "gpu":
+        if name in _ON_GPUS and device_kind() != "gpu":
             missing[name] = "Paddle supports it on GPUs only"
         if name in missing:
             setattr(strategy, name, False)

@@ -94,18 +94,15 @@ def replacement(case: str) -> Any:
     return optimizer(case)
 
 
-def network(case: str) -> Any:
-    """Build the network of CASE in the default program; return its loss."""
-    x, y = static.data("x", [None, 8]), static.data("y", [None, 1])
-    x.stop_gradient = case != "penalty"
-    hidden = x
-    for _ in range(3):
-        hidden = nn.functional.relu(nn.Linear(8, 8)(hidden))
-        if case == "norm":
-            hidden = nn.BatchNorm1D(8)(hidden)
+def special(case: str, x: Any, hidden: Any) -> Any:
+    """Add the layers of CASE that other cases lack to HIDDEN; X is the network's input."""
     if case == "bias":
         image = nn.Conv2D(2, 2, 1)(paddle.reshape(hidden, [-1, 2, 2, 2]))
         hidden = paddle.flatten(nn.functional.relu(image), 1)
+    if case == "depthwise":
+        image = paddle.reshape(hidden - 0.1, [-1, 2, 2, 2])
+        image = nn.Conv2D(2, 2, 2, groups=2, bias_attr=False)(nn.functional.relu(image))
+        hidden = paddle.flatten(image, 1)
     if case == "transposed":
         weight = static.create_parameter([8, 8], "float32")
         hidden = hidden @ weight.T
@@ -116,7 +113,20 @@ def network(case: str) -> Any:
         # Paddle sums the gradients of both branches in the order of a set of names.
         layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
         hidden = static.nn.cond(paddle.ones([1]) > 0, lambda: layers(x), lambda: layers(x) * 2)
-    out = nn.Linear(8, 1)(hidden)
+    return hidden
+
+
+def network(case: str) -> Any:
+    """Build the network of CASE in the default program; return its loss."""
+    x, y = static.data("x", [None, 8]), static.data("y", [None, 1])
+    x.stop_gradient = case != "penalty"
+    hidden = x
+    for _ in range(3):
+        hidden = nn.functional.relu(nn.Linear(8, 8)(hidden))
+        if case == "norm":
+            hidden = nn.BatchNorm1D(8)(hidden)
+    hidden = special(case, x, hidden)
+    out = nn.Linear(hidden.shape[1], 1)(hidden)
     loss = paddle.mean(nn.functional.square_error_cost(out, y))
     if case == "penalty":
         (slope,) = static.gradients([out], [x])
