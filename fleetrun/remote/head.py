@@ -183,8 +183,8 @@ class Head:
         """Handle the end of an ssh; the first bad end of a launcher is that of the job.
 
         That of the first host's launcher, which has the session, takes precedence unless we or a
-        lost connection have ended it: the others may have been cut off from it. The launchers of
-        an elastic job agree on whether it goes on without one of the others.
+        lost connection have ended it: the others may have been cut off from it, and after its
+        success need no connection. The launchers of an elastic job agree whether one may leave.
         """
         remote.status, code = status, shell_code(status)
         if not remote.is_up:
@@ -198,7 +198,8 @@ class Head:
             # A rank may also have ended with it: sys.exit(-1).
             or_ended = "" if status < 0 else ", or the job has ended with 255 there"
             log(f"The connection to {remote.host.name} was lost{or_ended}.")
-        if not is_first and (not code or self._least < len(self._connections)):
+        is_late = is_lost and self._connections[0].status == 0
+        if not is_first and (not code or is_late or self._least < len(self._connections)):
             return
         if code and (self._code is None or (is_first and not self._is_ours)):
             self._code = code

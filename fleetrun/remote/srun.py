@@ -38,8 +38,7 @@ def run(words: Sequence[str], allocation: Detected) -> int:
         "--disable-status",
     )
     # Blocked from here on, so that no signal is lost before the wait.
-    heard = {*POLITE, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*heard, signal.SIGCONT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*POLITE, signal.SIGCHLD, signal.SIGCONT})
 
     def prepare() -> None:
         # The job must end with us, however we end: srun kills it on this signal.
@@ -58,7 +57,7 @@ def run(words: Sequence[str], allocation: Detected) -> int:
         )
         first = 0
         while process.poll() is None:
-            told = signal.sigwaitinfo(heard)
+            told = signal.sigwaitinfo({*POLITE, signal.SIGCHLD})
             if told.si_signo != signal.SIGCHLD:
                 if not _has_told_all(told.si_pid):
                     # srun kills its tasks at once when terminated.

@@ -255,9 +255,24 @@ exit $code
 """
 
 
+# The connection to the second host ends badly, after the first one's launcher has succeeded.
+LOST_LATE = """
+case "$*" in *" 127.0.0.2 "*)
+    sh -c "$command"
+    until [ -s first ] && ! kill -0 "$(cat first)" 2> /dev/null; do sleep 0.05; done
+    # Heartbeats, before which the head has seen that.
+    read -r beat; read -r beat; read -r beat
+    exit 255;;
+esac
+echo $$ > first
+exec sh -c "$command"
+"""
+
+
 @pytest.mark.parametrize(
     ("ssh", "hosts", "rank", "code", "why"),
     [
+        (LOST_LATE, HOSTS, 0, 0, "The connection to 127.0.0.2 was lost"),
         # A host that was cut off and ends first hides no exit code.
         (CUT_OFF, HOSTS, 7, 7, ""),
         # sys.exit(-1) is 255, too.

@@ -32,7 +32,8 @@ def in_allocation(folder: Path, script: str) -> tuple[Command, dict[str, str]]:
     path.parent.mkdir()
     path.write_text(f"#!/bin/sh\n{SRUN}\n")
     path.chmod(0o755)
-    command = Command(folder, script, ranks=1)
+    # What ignores INT, as all that a shell starts in the background, is killed after that.
+    command = Command(folder, script, "--grace=1", ranks=1)
     return command, {**BATCH, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
 
 
