@@ -53,7 +53,7 @@ def watch_method(
     method = getattr(kind, name)
 
     @functools.wraps(method)
-    def watched(owner: Any, *args: Any, **options: Any) -> Any:
+    def watched(owner: Any, /, *args: Any, **options: Any) -> Any:
         if before is not None:
             before(owner)
         result = method(owner, *args, **options)

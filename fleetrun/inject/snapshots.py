@@ -169,10 +169,7 @@ def _move_gradients(optimizer: Any) -> None:
         gradient = parameter.grad
         if gradient is None or gradient.is_selected_rows() or "float" not in str(gradient.dtype):
             continue
-        unit = 2.0**-7 if "bfloat16" in str(gradient.dtype) else 2.0**-10
-        if "16" not in str(gradient.dtype):
-            unit = 2.0**-52 if "64" in str(gradient.dtype) else 2.0**-23
-        factors = 1.0 + unit * np.resize(pattern, gradient.shape)
+        factors = 1.0 + paddle.finfo(gradient.dtype).eps * np.resize(pattern, gradient.shape)
         with paddle.no_grad():
             moved = paddle.to_tensor(factors, place=gradient.place).astype(gradient.dtype)
             paddle.assign(gradient * moved, gradient)

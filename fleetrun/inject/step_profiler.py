@@ -29,11 +29,8 @@ def watch(paddle: Any) -> None:
         on_trace_ready=lambda ready: ready.export(path, format="json"),
     )
 
-    def end_step(_source: Any, _number: int) -> None:
-        profiler.step()
-
-    updates.on_update(end_step, _WHAT)
-    updates.on_skipped(end_step, _WHAT)
+    for on_step in (updates.on_update, updates.on_skipped):
+        on_step(lambda *_: profiler.step(), _WHAT)
     program_runs.watch(paddle.static.Executor)
     # A script may end before the last of the steps.
     atexit.register(border.watching(_WHAT)(profiler.stop))

@@ -259,7 +259,7 @@ def _record_methods(kind: Any, *, is_optimizer: bool) -> None:
 
 def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[..., Any]:
     @functools.wraps(method)
-    def update(owner: Any, *args: Any, **options: Any) -> Any:
+    def update(owner: Any, /, *args: Any, **options: Any) -> Any:
         global _call
         is_outermost = _call is None
         call = _call = _call or _Call()
@@ -278,18 +278,15 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
         finally:
             _call = None
         if not is_optimizer and _is_skipped(owner):
-            _record_skipped(call.optimizer or [*chain(args[0])][-1])
+            source = call.optimizer or [*chain([*args, *options.values()][0])][-1]
+            _advance(source)
+            for callback in _skipped:
+                callback(source, _count)
         elif call.optimizer is not None:
             record(call.optimizer)
         return result
 
     return update
-
-
-def _record_skipped(source: Any) -> None:
-    _advance(source)
-    for callback in _skipped:
-        callback(source, _count)
 
 
 def _is_scaler(owner: Any) -> bool:
@@ -303,13 +300,7 @@ def _is_skipped(owner: Any) -> bool:
     return any(bool(own_attribute(owner, name)) for name in _FOUND)
 
 
-@functools.cache
-def _graph_checks() -> tuple[Callable[[], bool], Callable[[], bool]]:
-    paddle: Any = sys.modules["paddle"]
-    return paddle.in_dynamic_mode, paddle.base.dygraph.base.in_to_static_mode
-
-
 def _is_dynamic() -> bool:
     """Whether the methods change parameters now, rather than only write a program."""
-    in_dynamic_mode, in_to_static_mode = _graph_checks()
-    return in_dynamic_mode() and not in_to_static_mode()
+    paddle: Any = sys.modules["paddle"]
+    return paddle.in_dynamic_mode() and not paddle.base.dygraph.base.in_to_static_mode()

@@ -36,7 +36,9 @@ REFUSED = {
     "sam": WRITES,
     "decayed": WRITES,
     **dict.fromkeys(("noised", "signs", "written", "subtracted", "composed"), CHANGES),
-    "assigned": "without backward",
+    **dict.fromkeys(("capped", "written_late"), CHANGES),
+    "assigned": "without a backward",
+    **dict.fromkeys(("in_turn", "nested"), "two optimizers of the same parameters"),
     "alternated": "has no forward in the last one of an update",
 }
 

@@ -55,9 +55,11 @@ def scaled(skips=False, by="step"):
     loss.backward()
     if skips:
         own[0].grad.set_value(np.full([4, 4], np.inf, "float32"))
-    getattr(scaler, by)(*[optimizer, loss][:1 + (by == "minimize")])
     if by == "step":
+        scaler.step(optimizer=optimizer)
         scaler.update()
+    else:
+        scaler.minimize(optimizer, loss)
     optimizer.clear_grad()
 def fitted():
     model = paddle.Model(net)

@@ -217,7 +217,7 @@ def _caller() -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _forward(forward: Callable[..., Any], model: Any, *inputs: Any, **options: Any) -> Any:
+def _forward(forward: Callable[..., Any], model: Any, /, *inputs: Any, **options: Any) -> Any:
     """Notify the model's reducer of a forward with gradients under `no_sync`.
 
     Paddle notifies it of the others. As in Paddle, the forward counts, not the backward.

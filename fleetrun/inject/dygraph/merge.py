@@ -8,12 +8,13 @@ says so.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import border, settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, Evidence, plural
-from .merge_round import MergeRound
+from .merge_round import SHARED, MergeRound, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,17 +33,20 @@ class GradientMerge:
         # By the id of the optimizer, in the order of creation: a script may replace its optimizer.
         self._rounds: dict[int, MergeRound] = {}
         self._has_stepped = False
+        # Whether an optimizer was made in a round of another one, which it may replace.
+        self._may_replace = False
 
     def of(self, optimizer: Any) -> MergeRound | None:
         """Return the round of OPTIMIZER, Paddle's or fleet's; None if it does not merge."""
         import paddle
 
-        optimizer = unwrap(optimizer)
+        *_, optimizer = updates.chain(optimizer)
         merges = paddle.in_dynamic_mode() and getattr(optimizer, "_parameter_list", None)
         if not merges or updates.is_model_average(type(optimizer)):
             return None
         current = self._rounds.get(id(optimizer))
         if current is None:
+            self._may_replace |= any(other.merged for other in self.all())
             current = self._rounds[id(optimizer)] = MergeRound(optimizer)
             weakref.finalize(optimizer, self._rounds.pop, id(optimizer), None).atexit = False
             current.adopt()
@@ -97,6 +101,9 @@ class GradientMerge:
 
         if current.is_updating:
             return update()
+        unfinished = [other for other in self.all() if other.merged and other is not current]
+        if not all(other.ids.isdisjoint(current.ids) for other in unfinished):
+            refuse(SHARED)
         self._adopt_settings()
         self._has_stepped = True
         with paddle.no_grad():
@@ -118,6 +125,10 @@ class GradientMerge:
     def begin(self) -> None:
         """Prepare the gradients for a backward."""
         self._adopt_settings()
+        if self._may_replace:
+            # Paddle's optimizers are in cycles. The partial round of one that is gone is dropped.
+            self._may_replace = False
+            gc.collect()
         # Several optimizers may have the same parameters: all look before one writes.
         self._call(MergeRound.check_left)
         self._call(MergeRound.begin)
@@ -142,12 +153,11 @@ class GradientMerge:
     def _report(self, current: MergeRound) -> None:
         self._proof.graph = "dygraph"
         steps = self._proof.counts["merged_steps"] = current.merged + 1
-        status, reason = EFFECTIVE, ""
-        if steps == 1:
-            status, reason = NO_EFFECT, "one micro-step makes an update"
-        self._set(status, reason, f"{plural(steps, 'micro-step')} made one update")
+        why_not = "one micro-step makes an update" * (steps == 1)
+        self._set(why_not, f"{plural(steps, 'micro-step')} made one update")
 
-    def _set(self, status: str, reason: str, evidence: str = "") -> None:
+    def _set(self, reason: str, evidence: str = "") -> None:
+        status = NO_EFFECT if reason else EFFECTIVE
         for name in _FIELDS:
             if self._spec.get(name) is None:
                 continue
@@ -164,16 +174,6 @@ class GradientMerge:
         is_known = self._has_stepped or self._proof.updates or self._proof.status(_FIELDS[0])
         # Where programs cannot be read, Paddle may merge in them.
         if paddle.in_dynamic_mode() and not is_known:
-            self._set(NO_EFFECT, "no optimizer of Paddle's has stepped")
+            self._set("no optimizer of Paddle's has stepped")
         self._proof.note_dropped(max((current.merged for current in self.all()), default=0))
         self._proof.write()
-
-
-def unwrap(optimizer: Any) -> Any:
-    """Return the optimizer inside the wrappers of fleet and LookAhead."""
-    while True:
-        parts = getattr(optimizer, "__dict__", {})
-        inner = parts.get("_inner_opt", parts.get("inner_optimizer"))
-        if inner is None:
-            return optimizer
-        optimizer = inner

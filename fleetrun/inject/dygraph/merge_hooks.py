@@ -42,7 +42,7 @@ def install(merge: GradientMerge) -> None:
 
 
 def _step(
-    merge: GradientMerge, step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
+    merge: GradientMerge, step: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
     """Merge, or call STEP of the optimizer SELF."""
     update = functools.partial(step, self, *args, **kwargs)
@@ -54,24 +54,20 @@ def _step(
 
 
 def _minimize(
-    merge: GradientMerge, minimize: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
+    merge: GradientMerge, minimize: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
     result = _step(merge, minimize, self, *args, **kwargs)
     return ([], []) if result is None else result
 
 
-def _refuse_closures(*_: Any, **__: Any) -> None:
-    refuse("LBFGS runs several backwards in one step")
-
-
 def _optimizers(merge: GradientMerge, module: ModuleType) -> None:
     def wrap(kind: Any) -> None:
         for name, method in (("step", _step), ("minimize", _minimize)):
-            if name in vars(kind):
-                # The `step` of LBFGS takes a closure.
-                is_lbfgs = kind.__name__ == "LBFGS"
-                replaced = _refuse_closures if is_lbfgs else functools.partial(method, merge)
-                in_place_of(kind, name)(replaced)
+            # The `step` of LBFGS takes a closure.
+            if name in vars(kind) and kind.__name__ == "LBFGS":
+                in_place_of(kind, name)(lambda *_, **__: refuse("LBFGS runs backwards in a step"))
+            elif name in vars(kind):
+                in_place_of(kind, name)(functools.partial(method, merge))
         # Known before the first backward, which then need not be reduced; and not every class calls
         # the `__init__` of its base.
         if "__init__" in vars(kind):
@@ -97,9 +93,8 @@ def _hybrid(merge: GradientMerge, module: ModuleType) -> None:
 
 
 def _refuse_stage(name: str, module: ModuleType) -> None:
-    @in_place_of(getattr(module, name), "__init__")
-    def __init__(*_: Any, **__: Any) -> None:
-        refuse(f"{name} reduces gradients in each backward")
+    reason = f"{name} reduces gradients in each backward"
+    in_place_of(getattr(module, name), "__init__")(lambda *_, **__: refuse(reason))
 
 
 def _schedulers(merge: GradientMerge, module: ModuleType) -> None:
@@ -108,7 +103,7 @@ def _schedulers(merge: GradientMerge, module: ModuleType) -> None:
     One that is stepped once in several steps (per epoch) advances whenever the script steps it.
     """
 
-    def schedule(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    def schedule(step: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
         for current in merge.all():
             if getattr(current.optimizer(), "_learning_rate", None) is self:
                 together, current.steps_unscheduled = current.steps_unscheduled == 1, 0
@@ -179,7 +174,7 @@ def _clips(merge: GradientMerge, module: ModuleType) -> None:
 
 
 def _tensors(merge: GradientMerge, _module: ModuleType) -> None:
-    """Patch what clears a gradient."""
+    """Patch what clears a gradient, and what writes one without a trace."""
     kind = tensors.tensor_class()
     gradient = kind.grad
 
@@ -187,11 +182,23 @@ def _tensors(merge: GradientMerge, _module: ModuleType) -> None:
         for current in merge.all():
             current.clear(id(parameter))
 
+    def write(plain: Callable[..., Any], tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Leave a trace of a changed gradient, as other methods do."""
+        is_left = any(current.has_left(tensor) for current in merge.all())
+        before = tensor.clone() if is_left else None
+        result = plain(tensor, *args, **kwargs)
+        if before is not None and not bool((tensor == before).all()):
+            tensor._bump_inplace_version()
+        return result
+
     def assign(parameter: Any, value: Any) -> None:
         if value is None:
             clear(parameter)
-        gradient.__set__(parameter, value)
+        # Paddle copies the value into the gradient, if there is one.
+        write(lambda _: gradient.__set__(parameter, value), parameter._grad_ivar())
 
+    for name in ("set_value", "copy_"):
+        in_place_of(kind, name)(write)
     # Optimizers and layers clear gradients by it, too.
     watch_method(kind, "clear_gradient", before=clear)
     kind.grad = property(gradient.__get__, assign, doc=gradient.__doc__)

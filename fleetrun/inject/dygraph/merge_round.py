@@ -25,13 +25,14 @@ CHANGED = (
     "the script changes gradients by hand between a backward and a step, or combines those of"
     " several backwards (Paddle's clipping and GradScaler may change them)"
 )
-NO_BACKWARD = "the script computes gradients without backward, as with paddle.grad"
+NO_BACKWARD = "the script steps without a backward, or with gradients of paddle.grad"
 NOT_CLEARED = "the script does not clear the gradients of the step before"
 CLEARED_LAST = (
     "the script clears some gradients of the last micro-step of an update, and steps without them"
 )
 NOT_AVERAGED = "a DataParallel of an earlier micro-step has no forward in the last one of an update"
 SPARSE = "a gradient is sparse: create embeddings with sparse=False"
+SHARED = "two optimizers of the same parameters step in one round, or one of them steps the other"
 OTHER_WEIGHTS = (
     "the script writes weights between the backwards of one update, or between a backward and its"
     " step, as SAM or an optimizer of its own do (if it clips them after each step: clip them"
@@ -195,13 +196,16 @@ class MergeRound:
             for parameter, gradient in zip(parameters, map(gradient_of, parameters))
             if gradient is not None and not gradient.is_selected_rows()
         }
-        sums = [0] * len(dense)
-        if dense and self._is_exact:
-            sums = checksums.of_values([*dense.values()])
+        exact = checksums.of_values([*dense.values()]) if self._is_exact else [0] * len(dense)
         states: dict[int, tuple[int, ...]] = {id(parameter): () for parameter in parameters}
-        for (key, gradient), total in zip(dense.items(), sums):
+        for (key, gradient), total in zip(dense.items(), exact):
             states[key] = (gradient.inplace_version, gradient.data_ptr(), total)
         return states
+
+    def has_left(self, tensor: Any) -> bool:
+        """Whether TENSOR, or None, is a gradient that the last backward has left."""
+        address = tensor.data_ptr() if self._left and tensor is not None else None
+        return any(address in state[1:2] for state in self._left.values())
 
     def check_left(self) -> None:
         """Raise RuntimeError if the script has changed what the last backward has left."""

@@ -62,7 +62,7 @@ REDUCER: eager.Tensor._grad_ivar eager.Tensor._set_grad_ivar eager.Tensor._unset
 MERGE: eager.Tensor.data_ptr eager.Tensor.inplace_version
 REDUCER MERGE FUSED: eager.Tensor.is_selected_rows
 REDUCER MERGE CHECK: eager.Tensor.grad
-MERGE: eager.Tensor.clear_gradient
+MERGE: eager.Tensor.clear_gradient eager.Tensor._bump_inplace_version
 REDUCER STATIC_CPU CHECK: create_or_get_global_tcp_store
 REDUCER GROUPS: TCPStore
 STATIC: get_pass

@@ -76,6 +76,15 @@ KINDS: dict[str, tuple[Any, Any, Any, tuple[int, ...]]] = {
 }
 
 
+class Numbered(paddle.optimizer.SGD):  # type: ignore[misc, unused-ignore]
+    """SGD whose step takes more, by names that are in fleetrun, too."""
+
+    def step(self, *, owner: int, step: int) -> None:
+        assert owner == rank
+        assert step >= 0
+        super().step()
+
+
 def train(
     net: Any,
     backward: Callable[[Any, Any], None],
@@ -85,14 +94,14 @@ def train(
 ) -> None:
     """Train NET as a script that knows nothing of merging."""
     model = paddle.DataParallel(net)
-    optimizer = paddle.optimizer.SGD(RATE, parameters=net.parameters())
+    optimizer = Numbered(RATE, parameters=net.parameters())
     for number in range(MICRO * UPDATES + len(bad)):
         backward(model, rows([number], [rank]))
         if number in bad:
             optimizer.clear_grad()
             continue
         change(net.parameters())
-        optimizer.step()
+        optimizer.step(owner=rank, step=number)
         clear(net.parameters(), optimizer)
 
 
@@ -204,6 +213,52 @@ def written(model: Any, optimizer: Any, number: int) -> None:
     optimizer.clear_grad()
 
 
+def capped(model: Any, optimizer: Any, number: int) -> None:
+    """Halve the gradients by hand, in the third update for the first time, as if by a limit."""
+    once(model, rows([number], [rank]))
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad * (0.5 if number >= 2 * MICRO else 1.0)
+    optimizer.step()
+    optimizer.clear_grad()
+
+
+def written_late(model: Any, optimizer: Any, number: int) -> None:
+    """Do so by a method that leaves no trace of its own."""
+    if number >= 2 * MICRO:
+        written(model, optimizer, number)
+    else:
+        capped(model, optimizer, number)
+
+
+def in_turn(model: Any, optimizer: Any, number: int) -> None:
+    """Train by a second optimizer, too."""
+    once(model, rows([number], [rank]))
+    if number == 0:
+        model.second = paddle.optimizer.SGD(RATE, parameters=model.parameters())
+    current = (optimizer, model.second)[number % 2]
+    current.step()
+    current.clear_grad()
+
+
+class Outer(paddle.optimizer.SGD):  # type: ignore[misc, unused-ignore]
+    """Steps another optimizer, of some of its parameters."""
+
+    inner: Any
+
+    def step(self) -> None:
+        self.inner.step()
+
+
+def nested(model: Any, _optimizer: Any, number: int) -> None:
+    """Train by an optimizer of the script's own that steps another one."""
+    if number == 0:
+        model.outer = Outer(RATE, parameters=model.parameters())
+        model.outer.inner = paddle.optimizer.SGD(RATE, parameters=model.parameters()[:2])
+    once(model, rows([number], [rank]))
+    model.outer.step()
+    model.outer.clear_grad()
+
+
 def twofold(model: Any, optimizer: Any, number: int) -> list[Any]:
     """Return the gradients of one loss, which are cleared before those of another one come."""
     once(model, rows([number], [rank]))
@@ -283,5 +338,8 @@ def stop(script: Callable[[Any, Any, int], object]) -> str:
     return ""
 
 
-refused = (alternated, sam, decayed, noised, signs, written, subtracted, composed, assigned)
+refused = (
+    *(in_turn, nested, alternated, sam, decayed, noised, signs, written, capped, written_late),
+    *(subtracted, composed, assigned),
+)
 write([report, {script.__name__: stop(script) for script in refused}])
