@@ -37,7 +37,7 @@ FILES = (
     File(
         names.OUTPUT_TIMES, "launcher", "fleetrun logs", None, "The lengths of the logs over time."
     ),
-    File(names.METRICS, "launcher", "report", 1, "Use of host, GPUs, ranks, every 5 s."),
+    File(names.METRICS, "launcher", "report, top, ui", 1, "Use of host, GPUs, ranks, every 5 s."),
     File(names.STRATEGY, "launcher", "ranks", 1, "The requested strategy."),
     File("rank.{rank}.jsonl", "rank", "launcher", 1, "Its exception; the strategy's outcome."),
     File("trace.{rank}.json", "rank", "Perfetto", None, "Paddle's profile of some steps."),

@@ -189,7 +189,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("log_level $PADDLE_LOG_LEVEL", _LEVEL, "job", "LEVEL",
            "Verbosity of fleetrun itself: debug, info, warning, error."),
     Option("log_overwrite $PADDLE_LOG_OVERWRITE", BOOL, "job", "BOOL",
-           "Overwrite log files instead of appending to them.", bare="true"),
+           "Keep no other launch folder in the log folder, as --log_keep 1 does.", bare="true"),
     Option("log_keep", number(1), "job", "N",
            "Number of launch folders to keep in the log folder."),
     Option("log_max_size", LOG_SIZE, "job", "SIZE",
