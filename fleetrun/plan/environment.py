@@ -102,6 +102,9 @@ def variables(
     shared |= {**layout.job, **_plugins(facts, share)}
     chosen = _chosen(request)
     shared |= chosen
+    for name, value in shared.items():
+        if "\0" in value:
+            raise UsageError(f"{name} contains a NUL character, which variables cannot contain.")
     path = chosen.pop("PYTHONPATH", facts.environ.get("PYTHONPATH", defaults.get("PYTHONPATH")))
     shared["PYTHONPATH"] = with_island(path)
     environments = [
@@ -138,6 +141,12 @@ def variables(
         notes = (*notes, f"{told}: removed for the ranks.")
     first = environments[0] if environments else shared
     came_to = {name: first.get(name, facts.environ.get(name, "")) for name in of_strategy}
+    for name, setting in of_strategy.items():
+        # Ranks get PYTHONPATH with a folder of ours before it.
+        if came_to[name] != str(setting.value) and name != "PYTHONPATH":
+            winner = "its exported value" if name in facts.environ else "fleetrun's own"
+            winner = "that of --env" if name in chosen else winner
+            notes = (*notes, f"{name} of the strategy ({setting.source}): {winner} wins.")
     return Environment(tuple(environments), unset, notes, came_to, suspects)
 
 
@@ -235,13 +244,10 @@ def _proxies(facts: Facts, roster: Roster) -> dict[str, str]:
 
 
 def _chosen(request: Request) -> dict[str, str]:
-    """Return the variables of --env, checked."""
+    """Return the variables of --env."""
     chosen = dict(request.env)
     if TOKEN in chosen:
         raise UsageError(
             f"--env {TOKEN}: it is for the launchers alone, so no rank gets it; export it instead."
         )
-    for name, value in chosen.items():
-        if "\0" in value:
-            raise UsageError(f"{name} contains a NUL character, which variables cannot contain.")
     return chosen

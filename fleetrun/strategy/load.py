@@ -264,7 +264,7 @@ class _Document:
 
     def _pairs(self, section: str, node: "Node", expected: str) -> Iterator[_FileLine]:
         """Yield the entries of the mapping NODE of SECTION; EXPECTED is for the error."""
-        from yaml import MappingNode  # needed only with a strategy
+        from yaml import MappingNode, ScalarNode  # needed only with a strategy
 
         if not isinstance(node, MappingNode):
             where = yamlfile.at(self._path, node.start_mark)
@@ -272,7 +272,9 @@ class _Document:
             return
         for key, value in node.value:
             where = yamlfile.at(self._path, key.start_mark)
-            if key.tag == _MERGE:
+            if not isinstance(key, ScalarNode):
+                self._report(UsageError(f"{where}: {expected}."))
+            elif key.tag == _MERGE:
                 message = "<< is not supported: give several files, of which the later wins."
                 self._report(UsageError(f"{where}: {message}"))
             else:
@@ -299,9 +301,10 @@ def _constructed(loader: "SafeLoader", node: "Node", where: str) -> object:
         return {}
     try:
         return loader.construct_object(node, deep=True)
-    except ValueError as error:
-        # Such as a date with a 13th month.
-        raise UsageError(f"{where}: this is not YAML: {error}.") from None
+    except (ValueError, LookupError, AttributeError) as error:
+        # Such as a date with a 13th month, or a word that is not of its tag.
+        problem = error if isinstance(error, ValueError) else f"this is not a {node.tag}"
+        raise UsageError(f"{where}: this is not YAML: {problem}.") from None
 
 
 # -- names and values ------------------------------------------------------------------------------

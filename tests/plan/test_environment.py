@@ -12,6 +12,7 @@ import fleetrun
 from fleetrun.errors import UsageError
 from fleetrun.model import (
     Facts,
+    FieldSetting,
     Request,
     Roster,
     Strategy,
@@ -111,6 +112,27 @@ def test_what_the_user_exported_wins_over_our_defaults() -> None:
     exported = {"PADDLE_WITH_GLOO": "1", "NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "0"}
     rank = first(facts=some_facts(8, environ=exported))
     assert not exported.keys() & rank.keys()
+
+
+def of_strategy(**variables: str) -> Strategy:
+    """Make a strategy that sets VARIABLES."""
+    settings = (FieldSetting("env", *pair, "my.yaml:2") for pair in variables.items())
+    return Strategy(("my.yaml",), tuple(settings))
+
+
+def test_a_variable_of_the_strategy_that_is_not_used_is_named() -> None:
+    planned = made(
+        strategy=of_strategy(A="1", B="1", C="1", D="1", PADDLE_TRAINER_ID="7", PYTHONPATH="/x"),
+        request=a_request(env=(("A", "2"),)),
+        facts=some_facts(8, environ={"B": "2", "C": "1"}),
+    )
+    assert planned.notes == (
+        "A of the strategy (my.yaml:2): that of --env wins.",
+        "B of the strategy (my.yaml:2): its exported value wins.",
+        "PADDLE_TRAINER_ID of the strategy (my.yaml:2): fleetrun's own wins.",
+    )
+    with pytest.raises(UsageError, match="A contains a NUL character"):
+        made(strategy=of_strategy(A="a\0b"))
 
 
 def test_no_rank_gets_the_token_of_the_launchers() -> None:

@@ -88,6 +88,9 @@ strategy:
         ("strategy:\n\tamp: 1", "my.yaml:2: this is not YAML: "),
         ("strategy:\n  <<: {amp: 1}", "my.yaml:2: << is not supported: give several files"),
         ("amp: true", "my.yaml:1: amp is in no section; put it under `strategy:`."),
+        ("strategy: {amp: !!bool a}", "my.yaml:1: this is not YAML: this is not a tag:yaml"),
+        ("strategy: {amp: !!timestamp a}", "my.yaml:1: this is not YAML: this is not a tag:"),
+        ("? [a]\n: 1", "my.yaml:1: write sections: strategy, build_strategy"),
         ("strategy: 1", "my.yaml:1: strategy: write one `name: value` a line."),
         (
             "strategy:\n  fuse_grad_size_in_BM: 1",
