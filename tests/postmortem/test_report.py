@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,16 @@ Traceback (most recent call last):
   File "a.py", line 4, in <module>
 ValueError: bad
 batch"""
+
+# Paddle's words for an exception in the DataLoader, whose thread prints it before.
+LOADER = """\
+Traceback (most recent call last):
+  File "data.py", line 6, in __getitem__
+ValueError: a broken sample
+
+Traceback (most recent call last):
+  File "a.py", line 11, in <module>
+SystemError: (Fatal) Blocking queue is killed because the data reader raises an exception."""
 
 CRASH = """\
 Fatal Python error: Segmentation fault
@@ -59,8 +70,9 @@ def test_only_a_failure_of_its_own_is_the_first() -> None:
     }
 
 
-def test_a_traceback_is_whole_with_what_led_to_it() -> None:
-    assert lastlines.last_lines(f"step 1\n{CHAIN}\n") == CHAIN.split("\n")
+@pytest.mark.parametrize("traceback", [CHAIN, LOADER])
+def test_a_traceback_is_whole_with_what_led_to_it(traceback: str) -> None:
+    assert lastlines.last_lines(f"step 1\n{traceback}\n") == traceback.split("\n")
 
 
 def test_a_crash_is_told_once_without_unrelated() -> None:
