@@ -69,8 +69,7 @@ def apply_tolerantly(
             if op.type == "share_buffer" and program.role(op) & program.BACKWARD:
                 # One with the role of the loss lets fleet divide the loss by the ranks once more.
                 op._set_attr("op_role", program.BACKWARD)
-        after = program.count(main)
-        done[name] = sorted(kind for kind in after if after[kind] > before.get(kind, 0))
+        done[name] = sorted(program.count(main) - before)
     return result if enabled else apply(main, startup, strategy, attrs)
 
 

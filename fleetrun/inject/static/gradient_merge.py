@@ -29,9 +29,8 @@ _TWO_PROGRAMS = (
 class _SinceStep:
     """The runs since a scheduler was last stepped."""
 
-    def __init__(self) -> None:
-        self.runs = 0
-        self.is_updated = True
+    runs = 0
+    is_updated = True
 
 
 # The names of the parameters that each merging program updates.

@@ -106,9 +106,9 @@ def bytes_of(block: Any, name: str) -> int | None:
     return count * _SIZES.get(str(variable.dtype)[-2:], 4)
 
 
-def count(program: Any) -> dict[str, int]:
+def count(program: Any) -> Counter[str]:
     """Count the operators of each type, in all blocks."""
-    return dict(Counter(op.type for op in operators(program)))
+    return Counter(op.type for op in operators(program))
 
 
 def remove(program: Any, types: tuple[str, ...]) -> None:

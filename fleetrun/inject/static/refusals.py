@@ -29,7 +29,6 @@ _TWO_LOSSES = (
     "Fleet of Paddle {version} can minimize one loss of a static program only, and crashes at the "
     "second: build a program for each loss, or minimize the sum of the losses."
 )
-
 _SPARSE = (
     "Paddle's static graphs cannot sum the sparse gradient {name} over ranks on CPUs: make its"
     " Embedding with sparse=False."

@@ -259,7 +259,9 @@ def train(case: str) -> dict[str, Any]:
             put({name: array + 1 for name, array in first.items()})
         for update in range(UPDATES):
             for run in data(update):
-                executor.run(main, feed=run[rank], fetch_list=[loss])
+                # Paddle itself would prune merged updates.
+                pruned = {"use_prune": case == "rate"}
+                executor.run(main, feed=run[rank], fetch_list=[loss], **pruned)
                 if other is not None:
                     executor.run(other, feed=run[rank])
                 schedule(method)
