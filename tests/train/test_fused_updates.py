@@ -21,6 +21,9 @@ NOT_FUSED = {
     "Adam(0.1, parameters=net.parameters(), amsgrad=True)": (
         "Paddle's fused kernel does not support AMSGrad"
     ),
+    "Momentum(0.1, parameters=[net.weight, net.bias, net.weight])": (
+        "its list has a parameter twice, which one kernel would update at once"
+    ),
     "Adam(0.1, parameters=[unused])": "there is nothing to update",
     "Momentum(0.1, parameters=net.to(dtype='float64').parameters())": (
         "linear_0.w_0 is float64, and only float32 is fused"

@@ -91,9 +91,10 @@ class MergeRound:
 
     @property
     def parameters(self) -> list[Any]:
-        """The parameters whose gradients are merged."""
+        """The parameters whose gradients are merged; shared ones may be twice in the optimizer."""
         optimizer = self.optimizer()
-        return [] if optimizer is None else updates.parameters_of(optimizer)
+        listed = [] if optimizer is None else updates.parameters_of(optimizer)
+        return [*dict(zip(map(id, listed), listed)).values()]
 
     @property
     def is_last(self) -> bool:

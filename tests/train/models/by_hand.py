@@ -85,6 +85,11 @@ class Numbered(paddle.optimizer.SGD):  # type: ignore[misc, unused-ignore]
         super().step()
 
 
+def with_one_twice(net: Any) -> list[Any]:
+    """Return the parameters of NET, one of them twice, as of two layers that share it."""
+    return [*net.parameters(), net[0].weight]
+
+
 def train(
     net: Any,
     backward: Callable[[Any, Any], None],
@@ -94,7 +99,7 @@ def train(
 ) -> None:
     """Train NET as a script that knows nothing of merging."""
     model = paddle.DataParallel(net)
-    optimizer = Numbered(RATE, parameters=net.parameters())
+    optimizer = Numbered(RATE, parameters=with_one_twice(net))
     for number in range(MICRO * UPDATES + len(bad)):
         backward(model, rows([number], [rank]))
         if number in bad:
@@ -309,7 +314,7 @@ report: dict[str, Any] = {}
 for name, (backward, change, clear, bad) in KINDS.items():
     net, alone = twins(new)
     train(net, backward, change, clear, bad)
-    by_hand = ByHand(RATE, alone.parameters())
+    by_hand = ByHand(RATE, with_one_twice(alone))
     for batch in large(bad):
         backward(alone, batch)
         change(alone.parameters())
