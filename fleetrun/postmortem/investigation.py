@@ -28,6 +28,8 @@ from fleetrun.rundir.rankfile import ErrorReport
 from fleetrun.rundir.reportfile import ProcessEnd, ReportRecord, RestartRecord
 from fleetrun.text import counted, sentence
 
+# The most of an exception's line.
+_LONGEST = 300
 _STOPPED_BY = frozenset((2, 9, 15))
 # How Paddle's reducer crashes when a peer is lost, and the remedy.
 _CRASHES = frozenset((signal.SIGABRT, signal.SIGSEGV))
@@ -37,6 +39,11 @@ _EARLY = (
 _STOPPED = (
     "This rank lost a peer that was stopped: by SIGSTOP, Ctrl-Z, a debugger, or a batch system."
 )
+_THREAD = (
+    "This rank lost a peer that waits for its failed thread, as Paddle's DataLoader does for ever."
+)
+# How Python reports an exception that ends a thread, and not its process.
+_IN_THREAD = "Exception in thread "
 # A process closes its connections a while before its exit is noticed: on a busy machine, Python and
 # Paddle take that long to end.
 _SEEN_S = 0.5
@@ -72,7 +79,7 @@ def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investi
         evidence += plan.suspects if cause.is_victim or is_of_network else ()
         evidence += _collectives(plan, outcome, cause)
     elif isinstance(cause, Hung):
-        evidence += plan.suspects
+        evidence += [*_failed_threads(plan, outcome), *plan.suspects]
     return Investigation(evidence=tuple(evidence))
 
 
@@ -92,11 +99,13 @@ def _of_culprit(
     is_crash = known is None and exited.status.signum in _CRASHES
     early = _early_ends(plan, outcome, failed_at) if name in causes.LOST or is_crash else []
     stopped = _still_stopped(plan, failed_at) if name in causes.LOST else []
+    is_open = (name in causes.LOST or is_crash) and not (early or stopped)
+    threads = _failed_threads(plan, outcome, exited) if is_open else []
     evidence = [*kernelfacts.of(exited, before)]
     is_of_memory = name in {causes.SHARED_MEMORY, causes.DISK_FULL}
     if is_of_memory and exited.status.signum != signal.SIGBUS:
         evidence += kernelfacts.shared_memory()
-    evidence += [*early, *stopped, *kernelfacts.full_disk(log)]
+    evidence += [*early, *stopped, *threads, *kernelfacts.full_disk(log)]
     ends = [other for other in outcome.exits if other.process == exited.process]
     if any(other.status != exited.status for other in ends):
         evidence.append(
@@ -105,6 +114,7 @@ def _of_culprit(
         )
     evidence += plan.suspects if name in causes.OF_NETWORK else ()
     evidence += _collectives(plan, outcome, exited)
+    peer = _STOPPED if stopped else _EARLY if early else _THREAD if threads else ""
     error = error or ErrorReport()
     devices = spec.rank.devices if spec.rank is not None else ()
     ids = ", ".join(device.id for device in devices)
@@ -120,7 +130,7 @@ def _of_culprit(
         log=log,
         last_words=tuple(words),
         known=name or None,
-        remedy=_STOPPED if stopped else _EARLY if early else known.sentence if known else "",
+        remedy=peer or (known.sentence if known else ""),
         peak_bytes=exited.peak_bytes,
     )
     return Investigation(culprit, source, tuple(evidence), _victims(plan, outcome, exited))
@@ -158,6 +168,21 @@ def _still_stopped(plan: LaunchPlan, failed_at: float) -> list[str]:
         f"{sentence(who)} was stopped (T) {failed_at - at:.1f} s before and did not go on."
         for who, at in since.items()
     ]
+
+
+def _failed_threads(plan: LaunchPlan, outcome: Outcome, culprit: Exited | None = None) -> list[str]:
+    """Return which processes but CULPRIT went on when an exception had ended a thread of theirs."""
+    facts = []
+    for ended in outcome.exits[: failures.MOST_LOGS]:
+        log = names.log_paths(plan, plan.processes[ended.process], ended.attempt)[-1]
+        _, mark, after = lastlines.tail(log).rpartition(_IN_THREAD)
+        # Below the thread's name and the head of the traceback.
+        lines = after.split("\n")[2:]
+        error = next((line for line in lines if not line.startswith(" ")), "")
+        if mark and (culprit is None or ended.process != culprit.process):
+            who = sentence(ended.label)
+            facts.append(f"{who} had lost a thread to {error[:_LONGEST]}; its log is {log}.")
+    return facts[:4]
 
 
 def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victim, ...]:

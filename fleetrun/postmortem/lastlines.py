@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from fleetrun.postmortem import causes
 from fleetrun.postmortem.stack_groups import Frame
 from fleetrun.rundir import reading
 
@@ -18,8 +19,6 @@ _CHAINED = (
     "During handling of the above exception",
     "The above exception was the direct cause",
 )
-# What a Paddle script gets of an exception in its DataLoader: a thread has printed that before.
-_IN_DATA_LOADER = "Blocking queue is killed because the data reader raises an exception"
 # The first lines of a crash dump by faulthandler and by Paddle.
 _CRASHES = ("Fatal Python error: ", "C++ Traceback (most recent call last)")
 # How C++ reports an uncaught exception, in one or two lines before the crash.
@@ -161,7 +160,8 @@ def _start_of_traceback(lines: list[str]) -> int | None:
     if not starts:
         return None
     start = starts.pop()
-    if starts and any(_IN_DATA_LOADER in line for line in lines[start:]):
+    # The exception itself is one of a thread, which has printed it before.
+    if starts and any(causes.LOADER[0] in line for line in lines[start:]):
         start = starts.pop()
     while starts and any(line.startswith(_CHAINED) for line in lines[starts[-1] : start]):
         start = starts.pop()

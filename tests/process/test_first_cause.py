@@ -99,6 +99,22 @@ def test_s16_a_peer_that_ended_too_early_is_told_to_who_lost_it(
     assert "This rank lost a peer that had ended early" in done.stderr
 
 
+def test_s16_a_thread_that_failed_is_told_to_who_lost_its_rank(tmp_path: Path) -> None:
+    # Of Paddle's DataLoader without workers; its rank waits for ever.
+    thread = (
+        "Exception in thread Thread-1 (_thread_loop):\\nTraceback (most recent call last):\\n"
+        '  File "data.py", line 6, in fetch\\nValueError: a broken sample\\n'
+    )
+    lose = "until [ -e gone ]; do sleep 0.02; done; echo Connection reset by peer; exit 1"
+    job = Command(tmp_path, f"if [ $R = 1 ]; then printf '{thread}'; >gone; sleep 60; fi; {lose}")
+    done = job.run()
+    assert done.stderr.startswith("fleetrun: rank 0 exited with 1")
+    told = "Rank 1 had lost a thread to ValueError: a broken sample; its log is "
+    assert told in done.stderr, done.stderr
+    assert "This rank lost a peer that waits for its failed thread" in done.stderr
+    assert "other hosts" not in done.stderr
+
+
 def test_s16_who_lost_a_peer_is_a_victim(tmp_path: Path) -> None:
     lost = "trap 'echo Connection reset by peer; exit 1' TERM; touch ready$R; "
     wait = "while :; do sleep 0.02; done"

@@ -23,7 +23,11 @@ pytestmark = pytest.mark.slow
 # Rank 1 waits for an event in `load_batch`, the others for a lock in `meet`.
 DEADLOCK = """
 import threading
+def fetch():
+    raise ValueError("a broken sample")
 def load_batch():
+    # As Paddle's DataLoader.
+    threading.Thread(target=fetch).start()
     threading.Event().wait()
 def meet():
     lock = threading.Lock()
@@ -59,6 +63,7 @@ def test_s61_ranks_that_wait_for_each_other_are_stopped_and_the_odd_one_named(
     assert "unlike the rest" in ended.stderr
     assert "Ranks 0, 2 stand in meet (script-" in ended.stderr
     assert "stacks.*.txt" in ended.stderr
+    assert "Rank 1 had lost a thread to ValueError: a broken sample; its log is" in ended.stderr
     assert "in load_batch" in stacks(job, 1)
     assert "in meet" in stacks(job, 2)
     (hung,) = [event for event in job.events() if event["event"] == "hung"]
