@@ -134,8 +134,7 @@ class Dialer:
         link.close()
 
     def _connected(self, link: socket.socket, address: str) -> None:
-        number = link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if number:
+        if number := link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._refused(OSError(number, os.strerror(number)))
             return
         self._waiting.unwatch(link.fileno())

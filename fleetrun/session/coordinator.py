@@ -296,8 +296,7 @@ def _note(state: State, link: int, host: Host, report: messages.Report) -> State
 
 def _lose(state: State, link: int, what: str, leave: messages.Leave | None = None) -> State:
     """Forget a host; without its LEAVE, its ranks may run until it must have killed them."""
-    host = state.hosts.get(link)
-    if host is None:
+    if (host := state.hosts.get(link)) is None:
         return state
     state = state.without_host(link)
     if host.place is None or host.stage == STOPPED or state.phase in {FORMING, ENDED}:
@@ -324,7 +323,8 @@ def _look(state: State, tick: Tick) -> State:
         what = f"fleetrun was stopped or without a processor for {tick.stood_s:.0f} s"
         state = state.blame(None, Failure(local.name, what, LOST, is_departure=config.may_change))
     for link, host in state.hosts.items():
-        silence_s = at - host.heard_at
+        # Nothing runs while it forms a generation, so who was not heard meanwhile may go on.
+        silence_s = at - host.heard_at - (tick.stood_s if state.phase == FORMING else 0.0)
         if silence_s > config.heartbeat_timeout_s:
             what = f"the launcher has been silent for {silence_s:.0f} s"
             state = _lose(state, link, what).send(None, link)

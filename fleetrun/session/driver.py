@@ -441,6 +441,9 @@ class Session:
         return Failure(where, what, messages.LOST, is_victim=True, is_departure=may_change)
 
     def _lose(self, failure: Failure | None = None) -> None:
+        if failure is None and self.serves and self._standing is Standing.WAITING:
+            # It has only stood still itself.
+            return
         self._disconnect()
         failure = failure or self._cut_off()
         is_new = self.roster is None and not (self._missing and self._missing.stands_by)

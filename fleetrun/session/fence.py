@@ -76,8 +76,7 @@ class Fence:
 
     def answered(self, answer: Acknowledged) -> None:
         """Take the answer to a heartbeat."""
-        sent_at = self._unanswered.pop(answer.number, None)
-        if sent_at is not None:
+        if (sent_at := self._unanswered.pop(answer.number, None)) is not None:
             self._promise(sent_at, answer.left_s)
 
     def _before_end(self, margins: float) -> float:

@@ -122,7 +122,6 @@ class Server:
                     self.links[number].send(message)
 
     def _hang_up(self, number: int) -> None:
-        link = self.links.get(number)
-        if link is not None:
+        if (link := self.links.get(number)) is not None:
             link.heard, link.lost = ignore, partial(self.links.__delitem__, number)
             link.finish()

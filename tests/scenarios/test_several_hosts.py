@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 import uuid
 from typing import TYPE_CHECKING
 
 import ports
 import pytest
 from commandline import Command
-from meetings import Job
+from meetings import Job, Meeting
+from processes import supervisor_of
 from waiting import patient, quick, until
 
 if TYPE_CHECKING:
@@ -137,6 +141,17 @@ def test_s28_s50_a_killed_launcher_is_noticed_and_named(
     ended = job.finish()[1 - killed]
     assert ended.code == 137
     assert what in ended.stderr
+
+
+def test_a_coordinator_that_stood_still_waits_on_for_the_others(tmp_path: Path) -> None:
+    silence_s = patient(1.5)
+    job = Meeting(tmp_path, "exit 0", "--nnodes=2", f"--heartbeat_timeout={silence_s}")
+    supervisor, stopped_at = supervisor_of(job.start().pid), time.monotonic()
+    os.kill(supervisor, signal.SIGSTOP)
+    until(lambda: time.monotonic() > stopped_at + 1.5 * silence_s)
+    os.kill(supervisor, signal.SIGCONT)
+    job.start()
+    assert job.ends() == [0, 0]
 
 
 def test_s39_a_master_that_never_comes_is_named_with_its_port(tmp_path: Path) -> None:
