@@ -101,9 +101,6 @@ class _Child:
             start_new_session=True,
         )
 
-    def is_over(self) -> bool:
-        return self.process.poll() is not None
-
     def report(self, *, was_killed: bool) -> dict[str, Any]:
         """Return the last step, how the process ended, its output, and missing libraries."""
         with self._output:
@@ -128,12 +125,12 @@ def _wait(children: list[_Child]) -> list[dict[str, Any]]:
     """Wait for CHILDREN; return the report of each. If one fails, the others are killed."""
     deadline = time.monotonic() + TIMEOUT_S
     try:
-        while not all(child.is_over() for child in children) and time.monotonic() < deadline:
-            if any(child.is_over() and child.process.returncode for child in children):
+        while None in [child.process.poll() for child in children] and time.monotonic() < deadline:
+            if any(child.process.poll() for child in children):
                 break
             time.sleep(0.05)
     finally:
-        late = [child for child in children if not child.is_over()]
+        late = [child for child in children if child.process.poll() is None]
         for child in late:
             os.killpg(child.process.pid, signal.SIGKILL)
             child.process.wait()

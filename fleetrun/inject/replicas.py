@@ -74,8 +74,7 @@ class ComparedRanks:
 
     def gather(self, numbers: list[Any]) -> list[list[Any]]:
         """Return the NUMBERS of every rank, in the order of `ranks`."""
-        rows: list[list[Any]] = store.all_gather(self._key(), numbers, self._rank, self.ranks)
-        return rows
+        return store.all_gather(self._key(), numbers, self._rank, self.ranks)
 
     def apart(self, sums: Mapping[int, int], array: Any, ulps: float) -> int:
         """Return how many blocks of ARRAY differ from those of the others by more than rounding.

@@ -137,8 +137,7 @@ class Reducer:
     @property
     def will_send_early(self) -> bool:
         """Whether the next backward sends buckets before its end."""
-        overlaps = self.setup.overlaps and len(self.buckets) > 1
-        return self.why_late == "" and overlaps
+        return self.why_late == "" and self.setup.overlaps and len(self.buckets) > 1
 
     def disarm(self, outputs: Sequence[Any]) -> None:
         """Reduce no backward before the next forward that syncs, unless one is still awaited.
