@@ -206,8 +206,9 @@ KNOWN_FAILURES = (
             " cannot be connected.",
             "Wait timeout for key(s)",
         ),
-        "This rank lost a peer. No rank on this host failed before it: look for the reason in the "
-        "logs of the other hosts, or for a peer that ended too early.",
+        "This rank lost a peer, or waited too long for one. No rank on this host failed before it: "
+        "look for the reason in the logs of the other hosts, for a peer that ended too early, or "
+        "in the network between the hosts (`fleetrun doctor`).",
     ),
 )
 
