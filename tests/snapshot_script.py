@@ -7,7 +7,7 @@ asked = json.loads(os.environ["FLEETRUN_VERIFY"])
 rank, case = os.environ["PADDLE_TRAINER_ID"], sys.argv[1]
 made = 2 if case == "early" else asked["updates"]
 is_plain = "FLEETRUN_STRATEGY_FILE" not in os.environ
-assert not case.endswith("fails") or is_plain == (case != "plain fails"), "alas"
+assert not case.endswith("fails") or is_plain == (case != "plain fails"), "alas."
 assert case != "fails there" or rank != "2" or is_plain, "alas"
 if is_plain and case == "noisy":
     noise = 0.01 if "plain-1" in asked["path"] else -0.01

@@ -66,7 +66,8 @@ def _show(name: str) -> int:
     ]
     # A preset's text alone, so that it can be saved as a file; amp is a field, too.
     if name in load.PRESETS or not matches:
-        return put(visible_lines(Path(load.find(name)).read_text(encoding="utf-8")))
+        path = load.find(name, fields.by_name(fields.STRATEGY))
+        return put(visible_lines(Path(path).read_text(encoding="utf-8")))
     return put(visible_lines("\n".join(map(explanation.page, matches))))
 
 

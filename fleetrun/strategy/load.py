@@ -121,8 +121,8 @@ def preset_path(name: str) -> str:
     raise UsageError(f"The preset {name} is missing from this fleetrun: install fleetrun again.")
 
 
-def find(name: str) -> str:
-    """Return the path of the preset NAME, or else of the file NAME."""
+def find(name: str, others: Iterable[str] = ()) -> str:
+    """Return the path of the preset NAME, or else of the file NAME; OTHERS may also be meant."""
     if name in PRESETS:
         return preset_path(name)
     if os.path.isfile(name):
@@ -131,7 +131,7 @@ def find(name: str) -> str:
         kind = "a folder" if os.path.isdir(name) else "not a regular file"
         raise UsageError(f"{name} is {kind}, not a strategy file.")
     presets = f"presets are {', '.join(PRESETS)}."
-    hint = suggestion(name, PRESETS, presets)
+    hint = suggestion(name, {*PRESETS, *others}, presets)
     shown = name or '""'
     raise UsageError(f"there is no file {shown}, nor a preset of that name{hint}")
 

@@ -145,6 +145,7 @@ def test_explain_sorts_the_places_by_what_happens_there(
         (["explain", "amp", "--graph"], "option '--graph' requires an argument."),
         (["show", "nope"], "there is no file nope, nor a preset"),
         (["show", ""], 'there is no file "", nor a preset'),
+        (["show", "nccl_com_num"], "nor a preset of that name; did you mean nccl_comm_num?"),
         (["show", "comm_fuson"], "nor a preset of that name; did you mean comm_fusion?"),
         (["explain", "amp", "--paddle=1.8"], "--paddle=1.8: give one of 2.6.2, 3.3.1."),
         (["explain", "nope"], "presets are recommended, "),

@@ -81,7 +81,7 @@ def judge(done: Sequence[VerifyRun]) -> Verification:
 def text(spec: VerifySpec, result: Verification) -> str:
     """Return what RESULT has shown, to read."""
     if result.fault:
-        return f"The runs cannot be compared: {result.fault}."
+        return f"The runs cannot be compared: {result.fault.rstrip('.')}."
     if result.strategy_fault:
         first = "".join(f" Both diverge at {_where(result, d)}." for d in result.diverging[:1])
         fault = result.strategy_fault.rstrip(".")

@@ -68,6 +68,7 @@ def test_what_differs_is_named_and_noise_is_said_first(case: str, tmp_path: Path
     done = verify(tmp_path, *options, "train.py", case)
     assert (done.returncode, done.stderr) == (code, "")
     assert words in done.stdout
+    assert ".." not in done.stdout
     kept = json.loads((tmp_path / "verify" / "verify.json").read_text())
     assert kept["equal"] == (None if words.startswith("The runs cannot") else code == 0)
     if code == 0:
