@@ -39,6 +39,7 @@ REFUSED = {
     **dict.fromkeys(("capped", "written_late"), CHANGES),
     "assigned": "without a backward",
     **dict.fromkeys(("in_turn", "nested"), "two optimizers of the same parameters"),
+    "frozen_last": "freezes in an update's last micro-step",
     "alternated": "has no forward in the last one of an update",
 }
 

@@ -27,9 +27,8 @@ CHANGED = (
 )
 NO_BACKWARD = "the script steps without a backward, or with gradients of paddle.grad"
 NOT_CLEARED = "the script does not clear the gradients of the step before"
-CLEARED_LAST = (
-    "the script clears some gradients of the last micro-step of an update, and steps without them"
-)
+CLEARED_LAST = "the script clears gradients of an update's last micro-step, and steps without them"
+FROZEN = "the script freezes in an update's last micro-step what it has trained in an earlier one"
 NOT_AVERAGED = "a DataParallel of an earlier micro-step has no forward in the last one of an update"
 SPARSE = "a gradient is sparse: create embeddings with sparse=False"
 SHARED = "two optimizers of the same parameters step in one round, or one of them steps the other"
@@ -228,6 +227,8 @@ class MergeRound:
             self.check_left()
         elif self.merged and self._kept.keys() - self._put_back:
             refuse(CLEARED_LAST if self._left else NO_BACKWARD)
+        elif any(param.stop_gradient for param in parameters if id(param) in self._kept):
+            refuse(FROZEN)
         elif self._kept.keys() & self.parallel - self.averaging:
             refuse(NOT_AVERAGED)
         # Those of the last micro-step may be other ranks' alone.
@@ -253,10 +254,9 @@ class MergeRound:
 
     def start_round(self) -> None:
         """Reset after an update."""
-        self.merged, self._kept = 0, {}
+        self.merged, self._kept, self.is_updated = 0, {}, True
         self._number += 1
         self.forget_weights()
-        self.is_updated = True
         self._end_micro_step()
 
     def _end_micro_step(self) -> None:

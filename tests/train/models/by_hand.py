@@ -227,6 +227,15 @@ def capped(model: Any, optimizer: Any, number: int) -> None:
     optimizer.clear_grad()
 
 
+def frozen_last(model: Any, optimizer: Any, number: int) -> None:
+    """Freeze a weight in the last micro-step of each update."""
+    weight = model.parameters()[0]
+    weight.stop_gradient = number % MICRO == MICRO - 1
+    once(model, rows([number], [rank]))
+    optimizer.step()
+    optimizer.clear_grad()
+
+
 def written_late(model: Any, optimizer: Any, number: int) -> None:
     """Do so by a method that leaves no trace of its own."""
     if number >= 2 * MICRO:
@@ -344,7 +353,19 @@ def stop(script: Callable[[Any, Any, int], object]) -> str:
 
 
 refused = (
-    *(in_turn, nested, alternated, sam, decayed, noised, signs, written, capped, written_late),
+    *(
+        in_turn,
+        nested,
+        frozen_last,
+        alternated,
+        sam,
+        decayed,
+        noised,
+        signs,
+        written,
+        capped,
+        written_late,
+    ),
     *(subtracted, composed, assigned),
 )
 write([report, {script.__name__: stop(script) for script in refused}])
