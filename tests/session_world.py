@@ -70,6 +70,8 @@ class World:
         self.store = Key(self)
         # The launchers that are ready for each generation, that are done, and that have failed.
         self.ready: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        # The launchers that start each one: two coordinators may give the same number.
+        self.started: defaultdict[tuple[str, int], set[frozenset[str]]] = defaultdict(set)
         self.done: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         self.failed: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         # How often each host has made a coordinator's job start again; where ranks fail often.
@@ -555,7 +557,8 @@ class Host(SessionHandler):
         if self.trains in self._started:
             raise Violation(f"{self.name} starts {self.trains} twice")
         self._started.add(self.trains)
-        launchers = {entry.launcher for entry in roster.entries}
+        launchers = frozenset(entry.launcher for entry in roster.entries)
+        self.world.started[self.trains].add(launchers)
         unready = launchers - self.world.ready[self.trains]
         if unready:
             raise Violation(f"{self.name} starts {self.trains} before {unready} are ready")
@@ -637,8 +640,7 @@ class Host(SessionHandler):
         if key not in self._started:
             # Others may have started one with this number.
             return
-        launchers = {entry.launcher for entry in roster.entries}
-        if failure is None and launchers - world.done[key]:
+        if failure is None and not any(it <= world.done[key] for it in world.started[key]):
             raise Violation(f"{self.name} hears that all is done: {world.log[-20:]}")
         culprits = [it for it in world.hosts if it.session.launcher == verdict.launcher]
         has_lost = failure is not None and failure.exit_code == LOST and not failure.is_victim

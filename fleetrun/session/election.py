@@ -79,21 +79,19 @@ class Election:
         """Look for a coordinator until there is one."""
         if not self._is_seeking and self.until is None:
             self._is_seeking, self._leader = True, None
-            self._look()
+            self._key.ask(self._looked, "look")
 
     def settle(self) -> None:
         """Seek no more: there is a coordinator, or none is needed."""
         self._is_seeking = False
         self._timer("look", None)
 
-    def _look(self) -> None:
-        self._key.ask(self._looked, "look")
-
     def _answered(self, answer: KeyAnswer) -> bool:
         # Whether a coordinator is still sought.
         self._trouble = answer.trouble
         if self._is_seeking:
-            self._timer("look", self._clock.now() + _AGAIN_S, self._look)
+            look = partial(self._key.ask, self._looked, "look")
+            self._timer("look", self._clock.now() + _AGAIN_S, look)
         return self._is_seeking
 
     def _looked(self, answer: KeyAnswer) -> None:
@@ -161,7 +159,9 @@ class Election:
     def _renewed(self, asked_at: float) -> None:
         config = self._session.config
         self.until = asked_at + config.heartbeat_timeout_s
-        self._timer("end", asked_at + config.fence_s, self._expire)
+        # Before ranks must be asked to end, and after each restart again.
+        silent_s = config.fence_s - config.margin_s
+        self._timer("end", asked_at + silent_s, partial(self._expire, silent_s))
         # By the loop that coordinates: one that stands still must not keep its lease.
         self._timer("renew", asked_at + config.heartbeat_s, self._renew)
 
@@ -179,9 +179,9 @@ class Election:
         else:
             self._resign("etcd no longer accepts this coordinator")
 
-    def _expire(self) -> None:
+    def _expire(self, silent_s: float) -> None:
         why = f" ({self._trouble})" if self._trouble else ""
-        self._resign(f"etcd has not answered for {self._session.config.fence_s:.0f} s{why}")
+        self._resign(f"etcd has not answered for {silent_s:.0f} s{why}")
 
     def _resign(self, why: str) -> None:
         if self.is_needed:

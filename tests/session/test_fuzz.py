@@ -138,6 +138,28 @@ def test_a_coordinator_that_stood_still_for_less_than_the_fence_blames_itself() 
     play(8208)
 
 
+def generation_after(seed: int, silent_s: float) -> int:
+    """Return the last generation of two hosts whose etcd is silent once, for SILENT_S seconds."""
+    world = World(seed)
+    config = RendezvousConfig(1, 2, elastic_timeout_s=1.0, grace_s=1.0, has_store=True)
+    first = Host(world, 0, config, None)
+    hosts = [first, Host(world, 1, config, first)]
+    for host in hosts:
+        world.at(0.0, host.begin)
+        world.at(8.0, partial(world.cut, 8.0 + silent_s, host, ""))
+    world.run()
+    return max(
+        0 if host.session.roster is None else host.session.roster.generation for host in hosts
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_silence_of_etcd_costs_no_more_restarts_than_its_loss(seed: int) -> None:
+    # The lease is one of 10 s. A coordinator that went on would restart the job again and again,
+    # without the time for a promise to the hosts.
+    assert generation_after(seed, 5.0) <= generation_after(seed, 12.0)
+
+
 @pytest.mark.parametrize(("seed", "has_store"), [(5241, False), (21850, True)])
 def test_who_stood_by_and_lost_the_coordinator_waits_with_a_limit(
     seed: int, *, has_store: bool
