@@ -33,6 +33,7 @@ SEEN_S = 1.5
 # From the loss of a host or its cable: its silence, the grace of the others, and as above.
 SILENT_S = HEARTBEAT_TIMEOUT_S + GRACE_S + SEEN_S
 SHORT_S = 3.0
+UNMET = 4  # the exit code where not all hosts have come
 KILL, TERM, STOP, CONT = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, signal.SIGCONT
 
 # Says that it is ready, waits for the code to end with, and ends; some ignore all polite signals.
@@ -270,6 +271,9 @@ class HostsJob:
         early = self.asked_early
         if early in judged and self.launchers[early].returncode in {-TERM, 128 + TERM}:
             judged.remove(early)
+        if early == self.hosts[0]:
+            # It does not wait for who joins later, and finds nobody.
+            judged = [host for host in judged if self.launchers[host].returncode != UNMET]
         ends = {host.name: self.launchers[host].returncode for host in judged}
         if not set(ends.values()) <= set(codes) or len(set(ends.values())) > 1:
             outputs = "\n".join(f"{host.name}: {self.printed(host)}" for host in watched)
@@ -413,7 +417,7 @@ def miss_a_host(job: HostsJob) -> Sequence[int]:
     for host in job.launchers:
         if missing.ip not in job.printed(host) and host != job.hosts[0]:
             raise Lost(f"{host.name} does not name {missing.ip}: {job.printed(host)}")
-    return [4]
+    return [UNMET]
 
 
 def signal_early(job: HostsJob) -> Sequence[int]:
@@ -425,7 +429,7 @@ def signal_early(job: HostsJob) -> Sequence[int]:
         job.asked_early = host
     job.tell_launcher(host, signum)
     # Who has not heard of anybody else waits for the rest of the rendezvous.
-    return [4, 128 + TERM, 1] if signum == TERM else range(1, 256)
+    return [UNMET, 128 + TERM, 1] if signum == TERM else range(1, 256)
 
 
 # -- faults of elastic jobs ------------------------------------------------------------------------
