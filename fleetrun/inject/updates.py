@@ -214,10 +214,11 @@ def own_attribute(owner: Any, name: str) -> Any:
 
 def parameters_of(optimizer: Any) -> list[Any]:
     """Return the parameters of all groups that OPTIMIZER, which is not a wrapper, updates now."""
-    # Groups that a script adds later are only in `_param_groups`.
-    return flat(
+    # Groups that a script adds later are only in `_param_groups`. Shared ones may be listed twice.
+    listed = flat(
         getattr(optimizer, "_param_groups", None) or getattr(optimizer, "_parameter_list", None)
     )
+    return [*dict(zip(map(id, listed), listed)).values()]
 
 
 def flat(entries: Any) -> list[Any]:

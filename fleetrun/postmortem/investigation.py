@@ -174,12 +174,14 @@ def _failed_threads(plan: LaunchPlan, outcome: Outcome, culprit: Exited | None =
     """Return which processes but CULPRIT went on when an exception had ended a thread of theirs."""
     facts = []
     for ended in outcome.exits[: failures.MOST_LOGS]:
+        if culprit is not None and ended.process == culprit.process:
+            continue
         log = names.log_paths(plan, plan.processes[ended.process], ended.attempt)[-1]
         _, mark, after = lastlines.tail(log).rpartition(_IN_THREAD)
         # Below the thread's name and the head of the traceback.
         lines = after.split("\n")[2:]
         error = next((line for line in lines if not line.startswith(" ")), "")
-        if mark and (culprit is None or ended.process != culprit.process):
+        if mark:
             who = sentence(ended.label)
             facts.append(f"{who} had lost a thread to {error[:_LONGEST]}; its log is {log}.")
     return facts[:4]

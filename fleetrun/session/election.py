@@ -159,7 +159,7 @@ class Election:
     def _renewed(self, asked_at: float) -> None:
         config = self._session.config
         self.until = asked_at + config.heartbeat_timeout_s
-        # Before ranks must be asked to end, and after each restart again.
+        # Ranks are asked to end half a margin later, and those of each restart would be, too.
         silent_s = config.fence_s - config.margin_s
         self._timer("end", asked_at + silent_s, partial(self._expire, silent_s))
         # By the loop that coordinates: one that stands still must not keep its lease.

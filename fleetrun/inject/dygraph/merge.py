@@ -153,7 +153,7 @@ class GradientMerge:
     def _report(self, current: MergeRound) -> None:
         self._proof.graph = "dygraph"
         steps = self._proof.counts["merged_steps"] = current.merged + 1
-        why_not = "one micro-step makes an update" * (steps == 1)
+        why_not = "one micro-step makes an update" if steps == 1 else ""
         self._set(why_not, f"{plural(steps, 'micro-step')} made one update")
 
     def _set(self, reason: str, evidence: str = "") -> None:

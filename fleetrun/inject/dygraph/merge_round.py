@@ -90,10 +90,9 @@ class MergeRound:
 
     @property
     def parameters(self) -> list[Any]:
-        """The parameters whose gradients are merged; shared ones may be twice in the optimizer."""
+        """The parameters whose gradients are merged."""
         optimizer = self.optimizer()
-        listed = [] if optimizer is None else updates.parameters_of(optimizer)
-        return [*dict(zip(map(id, listed), listed)).values()]
+        return [] if optimizer is None else updates.parameters_of(optimizer)
 
     @property
     def is_last(self) -> bool:

@@ -126,11 +126,10 @@ def _obstacle(optimizer: Any, name: str, entries: list[Any], *, in_groups: bool)
         kind = str(parameter.dtype).rpartition(".")[2].lower()
         if kind not in {"float32", "fp32"}:
             return f"{parameter.name} is {kind}, and only float32 is fused"
-    is_twice = len({id(parameter) for parameter, _ in entries}) < len(entries)
-    why = (
-        "its list has a parameter twice, which one kernel would update at once" if is_twice else ""
-    )
-    return why if entries else "there is nothing to update"
+    why = "" if entries else "there is nothing to update"
+    if len({id(parameter) for parameter, _ in entries}) < len(entries):
+        why = "its list has a parameter twice, which one kernel would update at once"
+    return why
 
 
 def _make_tables(optimizer: Any, name: str) -> None:
