@@ -16,7 +16,7 @@ from .dygraph.paddles_reducer import PaddlesReducer
 from .dygraph.reducer import Reducer
 from .evidence import Evidence
 from .import_hooks import after_import, watch_method
-from .paddle_api import private_names
+from .paddle_api import private_names, tensors
 from .replicas import ComparedRanks, Part, world_size
 from .spec import StrategySpec
 from .static import program as programs
@@ -84,10 +84,10 @@ class _Check:
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
         if updates.is_due(self._every, updates.number_of(optimizer) + 1):
-            for parameter in _of_optimizer(optimizer):
+            parameters = _of_optimizer(optimizer)
+            for parameter, gradient in zip(parameters, tensors.gradients(parameters)):
                 # Group sharding updates slices that it names `slice@` and the parameter's name.
                 name = parameter.name.rpartition("@")[2]
-                gradient = parameter.grad
                 # Mixed precision may keep it beside the parameter.
                 if getattr(parameter, "main_grad", None) is not None or (
                     gradient is not None and not gradient.is_selected_rows()
@@ -124,7 +124,7 @@ class _Check:
         models = [
             _Compared(model, _parameters(model), ComparedRanks(model.group and model.group.ranks))
             for model in sorted(self.models, key=lambda model: str(model.full_name()))
-            if any(id(parameter) in own for parameter in model.parameters())
+            if any(id(parameter) in own for _, parameter in model.named_parameters())
         ]
         if models:
             return models
@@ -213,9 +213,8 @@ def _has_allreduces(program: Any) -> bool:
 def _of_optimizer(optimizer: Any) -> list[Any]:
     """Return the parameters of OPTIMIZER, also from groups and from an inner optimizer."""
     candidates = map(updates.parameters_of, updates.chain(optimizer))
-    return next(filter(None, candidates), []) + hybrid_models.whole_parameters(
-        updates.wrapper_of(optimizer)
-    )
+    whole = hybrid_models.whole_parameters(updates.wrapper_of(optimizer))
+    return updates.flat([*next(filter(None, candidates), []), *whole])
 
 
 def _parameters(model: Any) -> dict[str, Part]:

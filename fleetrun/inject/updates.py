@@ -214,19 +214,19 @@ def own_attribute(owner: Any, name: str) -> Any:
 
 def parameters_of(optimizer: Any) -> list[Any]:
     """Return the parameters of all groups that OPTIMIZER, which is not a wrapper, updates now."""
-    # Groups that a script adds later are only in `_param_groups`. Shared ones may be listed twice.
-    listed = flat(
+    # Groups that a script adds later are only in `_param_groups`.
+    return flat(
         getattr(optimizer, "_param_groups", None) or getattr(optimizer, "_parameter_list", None)
     )
-    return [*dict(zip(map(id, listed), listed)).values()]
 
 
 def flat(entries: Any) -> list[Any]:
-    """Return the parameters of ENTRIES: parameters, groups of them, or None."""
+    """Return the parameters of ENTRIES, each once: parameters, groups of them, or None."""
     parameters: list[Any] = []
     for entry in entries or ():
         parameters += entry["params"] if isinstance(entry, dict) else [entry]
-    return parameters
+    # Shared ones may be listed twice.
+    return [*dict(zip(map(id, parameters), parameters)).values()]
 
 
 def _wrap(kind: Any) -> None:

@@ -26,7 +26,7 @@ class ReportedStep(NamedTuple):
 
 def read(path: str) -> ReportedStep | None:
     """Return the heartbeat in the file PATH, if any."""
-    words = (reading.content(path, _MOST) or b"").split()
+    words = (reading.content(path, _MOST) or b"").strip().partition(b"\n")[0].split()
     # A file that is being written has no number yet.
     if not words or not words[0].isdigit():
         return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.model import ProcessSpec
 from fleetrun.rundir import rankfile
-from fleetrun.rundir.heartbeat import beat, last_step
+from fleetrun.rundir.heartbeat import beat, last_step, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +48,8 @@ def test_a_heartbeat_may_tell_the_step(tmp_path: Path) -> None:
     for text, step in (("120\n", 120), ("", None), ("7 of 9", 7), ("soon", None), ("-1", None)):
         path.write_text(text)
         assert last_step([str(path)]) == step
+    path.write_text("9 update 1 10.500 8 12.000\nleft of something longer")
+    assert read(str(path)) == (9, ((10.5, 1), (12.0, 8)), False)
     now = path.stat().st_mtime_ns
     assert beat(str(path), now) == now
     assert beat(str(path), now + 1) == 0

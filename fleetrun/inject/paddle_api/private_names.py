@@ -53,15 +53,16 @@ class PrivateName(NamedTuple):
 _TEXT = """
 [paddle.base.core]
 REDUCER MERGE LOSSES: eager.run_backward
-REDUCER: eager._add_backward_final_hook eager.get_all_grads
-REDUCER MERGE: eager.Tensor._register_backward_hook
-REDUCER: eager.Tensor._grad_ivar eager.Tensor._set_grad_ivar eager.Tensor._unset_fake_empty
+REDUCER: eager._add_backward_final_hook
+REDUCER CHECK: eager.get_all_grads eager.Tensor._grad_ivar
+REDUCER MERGE: eager.Tensor._register_backward_hook eager.Tensor._register_grad_hook
+REDUCER: eager.Tensor._set_grad_ivar eager.Tensor._unset_fake_empty
     eager.Tensor._share_buffer_to eager.Tensor.is_contiguous eager.Tensor.contiguous
     eager_assign_group_by_size EagerReducer EagerReducer.prepare_for_backward ReduceOp.SUM
     ProcessGroup.all_reduce ProcessGroup.reduce ProcessGroup.broadcast
 MERGE: eager.Tensor.data_ptr eager.Tensor.inplace_version
-REDUCER MERGE FUSED: eager.Tensor.is_selected_rows
-REDUCER MERGE CHECK: eager.Tensor.grad
+REDUCER MERGE FUSED CHECK: eager.Tensor.is_selected_rows
+REDUCER MERGE: eager.Tensor.grad
 MERGE: eager.Tensor.clear_gradient eager.Tensor._bump_inplace_version
 REDUCER STATIC_CPU CHECK: create_or_get_global_tcp_store
 REDUCER GROUPS: TCPStore

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _STRIDES = "FLAGS_use_stride_kernel"
+_IS_FROZEN, _IS_LEAF = map(operator.attrgetter, ("stop_gradient", "is_leaf"))
 
 
 def _core() -> Any:
@@ -27,16 +29,15 @@ def is_trained(parameter: Any) -> bool:
     return not parameter.stop_gradient and bool(parameter.is_leaf)
 
 
-def states(parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return of each of PARAMETERS what a script may change by freezing or casting it.
+def states(parameters: Sequence[Any]) -> list[list[Any]]:
+    """Return what a script may change of PARAMETERS by freezing or casting them.
 
-    Paddle 2 takes 3 us to read and compare a dtype, and there is one trainable one of four bytes.
+    Read by functions in C: it is compared at every forward. Paddle 2 takes 3 us to read and compare
+    a dtype, and there is one trainable one of four bytes.
     """
-    return [
-        (param.stop_gradient, param.is_leaf, size, None if size == 4 else int(param.dtype))
-        for param in parameters
-        for size in (param.element_size(),)
-    ]
+    sizes = [*map(tensor_class().element_size, parameters)]
+    dtypes = [] if {*sizes} == {4} else [int(parameter.dtype) for parameter in parameters]
+    return [[*map(_IS_FROZEN, parameters)], [*map(_IS_LEAF, parameters)], sizes, dtypes]
 
 
 def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
