@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fleetrun.cli import parser, types
-from fleetrun.errors import EnvironmentFault
+from fleetrun.engines.engine import Engine
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.host import probe
 from fleetrun.model import FieldVerdict
+from fleetrun.plan import planner
 from fleetrun.run import libc
 from fleetrun.rundir import eventfile, names, rankfile, runs
 from fleetrun.rundir.strategyfiles import EFFECTIVE, IN_EFFECT, NO_WORD, SECTIONS
@@ -74,6 +77,25 @@ def overlap(first: Sequence[float], other: Sequence[float]) -> bool:
     (True, False)
     """
     return min(first) <= max(other) and min(other) <= max(first)
+
+
+def check(launch: parser.Launch, usage: str, *, is_planned: bool = True) -> None:
+    """Raise the error with which LAUNCH would begin; USAGE is the command and its option.
+
+    Without IS_PLANNED, only errors of the command line are found.
+    """
+    probe.current_folder()
+    command = usage.partition(" ")[0]
+    if not launch.script:
+        raise UsageError(f"no script to {command}: write `fleetrun {usage} [options] train.py`.")
+    for given in launch.options:
+        if given.name in {"detach", "dry_run"}:
+            raise UsageError(f"{command} takes no {given.typed}: it waits for each training.")
+    if is_planned:
+        request = parser.launch_request([*launch.words, *launch.script], os.environ)
+        engine = Engine.find(request, os.environ, planner.places(request))
+        facts = probe.read(request, os.environ, engine.hosts)
+        planner.slots(request, facts, planner.share(request, facts))
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from fleetrun.cli.options import FIELD
 from fleetrun.commands import tables, trials
 from fleetrun.commands.trials import TrialOutcome
 from fleetrun.errors import UsageError
-from fleetrun.host import probe
 from fleetrun.printing import put, remark, say
 from fleetrun.rundir import names, secrets
 from fleetrun.rundir.variables import STOP_AFTER
@@ -82,9 +81,7 @@ def grid(varied: Iterable[str]) -> list[Candidate]:
         key = key.strip()
         values = list(dict.fromkeys(part.strip() for part in listed.split(",")))
         if not key or not equals or not all(values):
-            raise UsageError(
-                f"--vary={text}: give a field and its values, as in nccl_comm_num=1,2."
-            )
+            raise UsageError(f"--vary={text}: give a field and values, as in nccl_comm_num=1,2.")
         if key in axes:
             raise UsageError(f"--vary={text}: {key} is varied twice.")
         if key.startswith(_MERGE):
@@ -96,9 +93,7 @@ def grid(varied: Iterable[str]) -> list[Candidate]:
         for value in values:
             load.parse_set(f"{key}={value}")
     if not axes:
-        raise UsageError(
-            "nothing to tune: give at least one --vary, as in --vary nccl_comm_num=1,2."
-        )
+        raise UsageError("nothing to tune: give --vary, as in --vary nccl_comm_num=1,2.")
     return list(itertools.product(*axes.values()))
 
 
@@ -182,17 +177,12 @@ def document(launch: parser.Launch, results: Sequence[Result]) -> str:
 
 def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - click's
     """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
-    probe.current_folder()
     for setting in launch.options:
-        if setting.name in {"hosts", "hostfile", "dry_run"}:
+        if setting.name in {"hosts", "hostfile"}:
             raise UsageError(
                 f"tune takes no {setting.typed}: it launches on this host; start the job on "
                 "several hosts with each strategy, and compare them with `fleetrun report`."
             )
-    if not launch.script:
-        raise UsageError(
-            "no script to tune: write `fleetrun tune --vary nccl_comm_num=1,2 [options] train.py`."
-        )
     fewest = own["warmup"] + trials.FEWEST_TIMED
     if own["steps"] < fewest:
         raise UsageError(
@@ -201,6 +191,7 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - click's
         )
     log = remark if own["json"] else say
     done: dict[Candidate, list[TrialOutcome]] = {candidate: [] for candidate in grid(own["vary"])}
+    trials.check(launch, "tune --vary nccl_comm_num=1,2")
     with trials.held_folder(own["out"]):
         log(f"{len(done)} candidates; everything is kept in {own['out']}")
         for repeat in range(own["repeats"]):

@@ -104,10 +104,7 @@ def processes(text: str) -> set[str]:
         elif re.fullmatch(r"[a-z]+[._]\d+", word):
             known.add(word.replace("_", "."))
         else:
-            raise UsageError(
-                f"--rank={text}: give ranks as 0,3-5, and other processes by name, such as "
-                "server.0."
-            )
+            raise UsageError(f"--rank={text}: give ranks as 0,3-5, other processes as server.0.")
     if not known:
         raise UsageError("--rank needs a value: ranks, such as 0,3-5.")
     return known

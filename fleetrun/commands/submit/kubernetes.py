@@ -126,9 +126,7 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa
             "let the script take it from a variable of the image or of a Secret."
         )
     if given["image"] is None:
-        raise UsageError(
-            f"{WHAT}: give --image NAME, one that has Paddle, fleetrun and the script."
-        )
+        raise UsageError(f"{WHAT}: give --image NAME, with Paddle, fleetrun and the script.")
     name = given["name"] or common.name(parsed).lower().replace("_", "-")
     ttl = None if given["ttl"] is None else int(given["ttl"])
     own = {"name": name, "ttl": ttl, "words": parsed.words, "token": new_token()}

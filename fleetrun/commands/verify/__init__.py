@@ -13,7 +13,6 @@ from fleetrun.commands import trials
 from fleetrun.commands.verify import training_runs, verification
 from fleetrun.commands.verify.training_runs import MOVED, PLAIN, STRATEGY, VerifyRun, VerifySpec
 from fleetrun.errors import UsageError
-from fleetrun.host import probe
 from fleetrun.printing import say
 from fleetrun.rundir import variables
 from fleetrun.strategy import load
@@ -26,8 +25,10 @@ _UNEQUAL = 5
 
 def _verify(launch: parser.Launch, *, updates: int, repeats: int, timeout: float, out: str) -> int:
     """Return 0 if the strategy trains as plain Paddle does, 5 if not, 1 where a run fails."""
-    probe.current_folder()
     spec = _spec(launch)._replace(updates=updates, repeats=repeats, timeout_s=timeout, out=out)
+    # Launches by `exec`, and by ssh, are planned elsewhere.
+    is_planned = not (spec.is_exec or spec.is_by_ssh)
+    trials.check(launch, "verify --strategy=NAME", is_planned=is_planned)
     with trials.held_folder(spec.out):
         say(
             f"fleetrun verify: {updates} updates as plain Paddle and with {spec.name}; everything "
@@ -73,13 +74,7 @@ def _train_all(spec: VerifySpec) -> list[VerifyRun]:
 
 def _spec(launch: parser.Launch) -> VerifySpec:
     """Return the request of LAUNCH; UsageError if it cannot be verified."""
-    environ = dict(os.environ)
-    script = launch.script
-    if not script:
-        raise UsageError(
-            "no script to verify: write `fleetrun verify --strategy=NAME [options] train.py`."
-        )
-    is_exec = script[0] == _EXEC and not os.path.exists(_EXEC)
+    is_exec = launch.script[:1] == (_EXEC,) and not os.path.exists(_EXEC)
     others = tuple(
         given
         for given in launch.options
@@ -87,14 +82,12 @@ def _spec(launch: parser.Launch) -> VerifySpec:
     )
     # An empty list also overrides a config file.
     plain = ("--strategy=", *launch._replace(options=others).words)
-    request = parser.launch_request([*launch.words, "train.py"], environ)
+    request = parser.launch_request([*launch.words, "train.py"], os.environ)
     strategy = request.strategy
     if strategy is None or not strategy.settings:
         raise UsageError("nothing to verify: give --strategy, or --set.")
-    if (
-        parser.launch_request([*plain, "train.py"], {**environ, variables.STRATEGY: ""}).strategy
-        is not None
-    ):
+    environ = {**os.environ, variables.STRATEGY: ""}
+    if parser.launch_request([*plain, "train.py"], environ).strategy is not None:
         raise UsageError(
             "the config file sets single fields of a strategy, so nothing is plain Paddle: give "
             "them as --set, or as --strategy=FILE."
@@ -108,7 +101,7 @@ def _spec(launch: parser.Launch) -> VerifySpec:
     return VerifySpec(
         plain=plain,
         strategy=launch.words,
-        script=script[1:] if is_exec else script,
+        script=launch.script[1:] if is_exec else launch.script,
         is_exec=is_exec,
         name=", ".join(sets if name == load.SET else name for name in strategy.sources),
         fields=tuple(setting.name for setting in strategy.settings if setting.value is not False),

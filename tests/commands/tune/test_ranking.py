@@ -7,7 +7,7 @@ import pytest
 from fleetrun.cli import parser
 from fleetrun.commands import tune
 from fleetrun.commands.trials import TrialOutcome
-from fleetrun.errors import UsageError
+from fleetrun.errors import FleetrunError
 from fleetrun.model import FieldVerdict
 
 
@@ -45,7 +45,7 @@ def test_candidates_that_are_equal_in_effect_are_a_draw() -> None:
     ("words", "problem"),
     [
         (["train.py"], "nothing to tune"),
-        (["--vary=nccl_comm_num=1"], "no script to tune"),
+        (["--vary=nccl_comm_num=1"], "no script to tune: write `fleetrun tune --vary nccl_comm_"),
         (["--vary"], "--vary needs a value"),
         (["--vary=a", "t.py"], "--vary=a: give a field"),
         (["--vary=a=1,,2", "t.py"], "give a field"),
@@ -53,13 +53,17 @@ def test_candidates_that_are_equal_in_effect_are_a_draw() -> None:
         (["--vary=gradient_merge=1,0", "t.py"], "it changes how many batches an update has"),
         (["--vary=a=1", "--steps=6", "t.py"], "give at least 8"),
         (["--vary=a=1", "--repeats=0", "t.py"], "--repeats=0: give a whole number, 1 or more."),
-        (["--vary=a=1", "--dry-run", "t.py"], "tune takes no --dry-run"),
+        (["--vary=amp=1", "--dry-run", "t.py"], "tune takes no --dry-run: it waits for each"),
+        (["--vary=amp=1", "--detach", "t.py"], "tune takes no --detach"),
+        (["--vary=amp=1", "--strategy=nope", "t.py"], "--strategy=nope: there is no file nope"),
+        (["--vary=amp=1", "--max_restart=x", "t.py"], "--max_restart=x: give a whole number"),
+        (["--vary=amp=1", "t.py"], "There is no script t.py in "),
         (["--vary=a=1", "--hosts=a,b", "t.py"], "tune takes no --hosts"),
         (["--vary=k_steps=1", "t.py"], "did you mean gradient_merge_configs.k_steps or localsgd_"),
         (["--vary=fuse_grad_size=1", "t.py"], "did you mean fuse_grad_size_in_MB?"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(words: list[str], problem: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(FleetrunError) as caught:
         parser.run(["tune", *words])
     assert problem in str(caught.value)

@@ -113,17 +113,23 @@ def test_all_launches_of_a_command_and_its_own_end_count(
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("words", "code", "problem"),
     [
-        (["train.py"], "nothing to verify: give --strategy, or --set."),
-        ([], "no script to verify: write `fleetrun verify --strategy=NAME [options] train.py`."),
-        (["--strategy=gradient_merge", "train.py"], "has nothing to compare with gradient_merge"),
+        (["train.py"], 2, "nothing to verify: give --strategy, or --set."),
+        (
+            ["--strategy=recommended"],
+            2,
+            "no script to verify: write `fleetrun verify --strategy=NAME [options] train.py`.",
+        ),
+        (["--strategy=gradient_merge", "t.py"], 2, "has nothing to compare with gradient_merge"),
+        (["--strategy=amp", "--detach", "exec", "a"], 2, "verify takes no --detach"),
+        (["--strategy=recommended", "t.py"], 3, "There is no script t.py in "),
     ],
 )
 def test_what_cannot_be_verified_is_said_before_anything_runs(
-    words: list[str], problem: str, tmp_path: Path
+    words: list[str], code: int, problem: str, tmp_path: Path
 ) -> None:
     done = verify(tmp_path, *words)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (code, "")
     assert problem in done.stderr
     assert not (tmp_path / "verify").exists()
