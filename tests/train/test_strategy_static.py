@@ -200,7 +200,7 @@ def test_one_rank_trains_static_graphs_on_a_plugin(tmp_path: Path) -> None:
 def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
     python: Path, tmp_path: Path
 ) -> None:
-    cases = ("momentum", "adam", "adamw", "clip", "rate", "norm", "resumed")
+    cases = ("momentum", "adam", "adamw", "clip", "rate", "norm", "resumed", "chosen")
     merged = train(
         python,
         tmp_path / "merged",
@@ -244,6 +244,7 @@ def test_a_merged_program_may_sum_more_than_gradients(python: Path, tmp_path: Pa
     in_turns(
         ("shared", "two programs update the same parameters"),
         ("losses", "can minimize one loss of a static program only"),
+        ("averaged", "would average its parameters"),
     ),
     indirect=["python"],
 )

@@ -11,12 +11,12 @@ from ..import_hooks import in_place_of
 from . import (
     fuse_operators,
     fused_optimizer,
+    gradient_merge,
     meta_optimizers,
     program,
     program_runs,
     reduction_report,
 )
-from .cpu import channels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,13 +69,8 @@ def watch(module: Any, spec: StrategySpec, proof: Evidence) -> None:
             _expected[program_runs.bare(pruned)] = _expected[whole]
         return pruned
 
-    atexit.register(_watching(note_dropped), proof)
+    atexit.register(_watching(lambda: proof.note_dropped(program_runs.dropped())))
     program_runs.watch(module.Executor)
-
-
-def note_dropped(proof: Evidence) -> None:
-    """Note micro-steps that were merged and never applied."""
-    proof.note_dropped(program_runs.dropped())
 
 
 def report(main: Any, running: Any, spec: StrategySpec, proof: Evidence) -> None:
@@ -83,6 +78,7 @@ def report(main: Any, running: Any, spec: StrategySpec, proof: Evidence) -> None
     steps = int((settings.effective("gradient_merge_configs") or {}).get("k_steps", 1))
     is_merging = any(map(program.holds_updates, running.global_block().ops))
     if is_merging:
+        gradient_merge.check(main)
         program_runs.merge(main, steps)
     proof.graph = "static"
     expectation = _expected.get(main)
@@ -108,11 +104,7 @@ def report(main: Any, running: Any, spec: StrategySpec, proof: Evidence) -> None
 
 
 def _merging(running: Any, steps: int, *, is_merging: bool) -> tuple[str, str, str]:
-    inside = sum(
-        channels.channel_of(op) is not None or op.type in program.ALLREDUCES
-        for block in running.blocks[1:]
-        for op in block.ops
-    )
+    inside = len(reduction_report.buckets(running))
     evidence = f"updates and {inside} allreduces are in a block run once in {steps} steps"
     reason = "one step is not merged" if steps == 1 else "Paddle has merged nothing"
     return "gradient_merge", evidence if is_merging else "", reason

@@ -101,16 +101,10 @@ def _first_reader(block: Any, start: int, names: list[str]) -> int:
 
 def _split_where_read(block: Any, members: list[Reduction]) -> list[list[Reduction]]:
     """Remove members that are touched before the bucket is full, and reduce them alone."""
-    last = members[-1].place
-    indexes = {member.place for member in members}
     alone: list[Reduction] = []
     together: list[Reduction] = []
     for member in members:
-        between = (
-            op
-            for index, op in enumerate(block.ops[member.place + 1 : last], member.place + 1)
-            if index not in indexes
-        )
+        between = block.ops[member.place + 1 : members[-1].place]
         touched = any(_touches(op, [member.variable]) for op in between)
         (alone if touched else together).append(member)
     return [*([member] for member in alone), *([together] if together else [])]

@@ -24,26 +24,34 @@ _TWO_PROGRAMS = (
     " merged while the other changes these parameters: use the strategy without gradient_merge, or"
     " minimize each loss for parameters of its own."
 )
-
-
-class _SinceStep:
-    """The runs since a scheduler was last stepped."""
-
-    runs = 0
-    is_updated = True
-
-
+_AVERAGED = (
+    "gradient_merge: the program would average its parameters (EMA) in each run, not once for each"
+    " update: use the strategy without gradient_merge, or average them in the script after updates."
+)
 # The names of the parameters that each merging program updates.
 _merging: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
 # The programs whose round is incomplete, each with the id of its scope.
 _incomplete: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-_since_step: weakref.WeakKeyDictionary[Any, _SinceStep] = weakref.WeakKeyDictionary()
+# The runs since a scheduler was last stepped, and whether the last of them was an update.
+_since_step: weakref.WeakKeyDictionary[Any, tuple[int, bool]] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
-    """Patch the schedulers once they are imported."""
+    """Patch the schedulers and Paddle's merging once they are imported."""
     program_runs.on_run(_ran)
     after_import("paddle.optimizer.lr", _watch)
+    after_import("paddle.incubate.optimizer.gradient_merge", _take_choices)
+
+
+def _take_choices(module: Any) -> None:
+    """Let Paddle's optimizer take the parameters that a script chooses, as all others do."""
+
+    @in_place_of(module.GradientMergeOptimizer, "backward")
+    def backward(_: Any, self: Any, loss: Any, *chosen: Any, **named: Any) -> Any:
+        # Optimizers differ in the names, not in their order.
+        names = ("startup_program", "parameter_list", "no_grad_set", "callbacks")
+        others = (named.get(name) for name in names[len(chosen) :])
+        return self.inner_optimizer.backward(loss, *chosen, *others)
 
 
 def settle(main: Any, startup: Any) -> None:
@@ -51,6 +59,10 @@ def settle(main: Any, startup: Any) -> None:
     if not main.global_block().has_var(_COUNTERS[0]):
         return
     _merging[main] = frozenset(name for op in program.updates(main) for name in op.input("Param"))
+    for op in main.global_block().ops:
+        # Clones for tests are made without what has this role.
+        if program.holds_updates(op) or _COUNTERS[0] in op.input_arg_names:
+            op._set_attr("op_role", program.OPTIMIZE)
     # A program that is built again, as to resume, finds its counters in the checkpoint.
     key = zlib.crc32(" ".join(sorted(_merging[main])).encode())
     for name in _COUNTERS:
@@ -58,6 +70,13 @@ def settle(main: Any, startup: Any) -> None:
         for renamed in (main, startup):
             renamed.global_block()._rename_var(name, own)
             renamed._sync_with_cpp()
+
+
+def check(main: Any) -> None:
+    """Raise Disproved if MAIN, which merges, averages its parameters by its own operators."""
+    for op in main.global_block().ops if main in _merging else ():
+        if "moving_average" in op.attr("op_namescope") or op.type == "average_accumulates":
+            raise border.Disproved(_AVERAGED)
 
 
 def _ran(main: Any, is_updated: bool) -> None:  # noqa: FBT001 - a callback
@@ -78,9 +97,8 @@ def _ran(main: Any, is_updated: bool) -> None:  # noqa: FBT001 - a callback
             _incomplete[main] = scope
     scheduler = getattr(main, "lr_scheduler", None)
     if scheduler is not None and settings.merging()[0] > 1:
-        since = _since_step.setdefault(scheduler, _SinceStep())
-        since.runs += 1
-        since.is_updated = is_updated
+        runs, _ = _since_step.get(scheduler, (0, True))
+        _since_step[scheduler] = (runs + 1, is_updated)
 
 
 def _watch(module: Any) -> None:
@@ -91,12 +109,9 @@ def _watch(module: Any) -> None:
 
 
 def _step_with_updates(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    since = _since_step.get(self)
-    if since is not None:
-        is_with_run = since.runs == 1
-        since.runs = 0
-        # The argument of other schedulers is an absolute epoch.
-        is_relative = not args or type(self).__name__ == "ReduceOnPlateau"
-        if is_with_run and not since.is_updated and is_relative and "epoch" not in kwargs:
-            return None
+    is_early = _since_step.pop(self, None) == (1, False)
+    # The argument of other schedulers is an absolute epoch.
+    is_relative = not args or type(self).__name__ == "ReduceOnPlateau"
+    if is_early and is_relative and "epoch" not in kwargs:
+        return None
     return step(self, *args, **kwargs)

@@ -28,11 +28,8 @@ def look(running: Any) -> Iterator[tuple[str, str, str]]:
     counts = program.count(running)
     for name, (kinds, reason) in _OPERATORS.items():
         evidence = ", ".join(f"{counts[kind]} {kind}" for kind in kinds if kind in counts)
-        if not evidence and name in _REPLACING:
-            present = ", ".join(sorted({op.type for op in program.updates(running)}))
-            yield name, "", f"{reason}; here: {present}"
-        else:
-            yield name, evidence, reason
+        present = ", ".join(sorted({op.type for op in program.updates(running)}))
+        yield name, evidence, f"{reason}; here: {present}" if name in _REPLACING else reason
     checks = counts.get("check_finite_and_unscale", 0)
     number = sum(
         op.type == "cast" and op.attr("out_dtype") in _SHORT for op in program.operators(running)

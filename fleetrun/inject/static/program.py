@@ -75,8 +75,6 @@ def written_by_forward(program: Any) -> set[str]:
         if op.has_attr("op_role")
         and not role(op) & (BACKWARD | OPTIMIZE)
         and not op.has_attr("ring_id")
-        # Their block has the forward's role and writes all parameters.
-        and not holds_updates(op)
         for name in op.output_arg_names
     }
 

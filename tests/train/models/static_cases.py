@@ -146,18 +146,22 @@ def program(case: str, *, is_shared: bool) -> tuple[Any, Any, Any, Any]:
     method = optimizer(case) if is_shared else replacement(case)
     with static.program_guard(main, startup), paddle.utils.unique_name.guard():
         loss = network(case)
+        parameters = main.all_parameters()
+        chosen = (parameters[2:], {parameters[2]}) if case == "chosen" else ()
         shared = fleet.distributed_optimizer(method) if is_shared else method
         if is_shared:
-            shared.minimize(loss, startup)
+            shared.minimize(loss, startup, *chosen)
             if case == "losses":
                 shared.minimize(loss * 2, startup)
+            if case == "averaged":
+                paddle.incubate.ModelAverage(0.5)
             for parameter in main.all_parameters():
                 # As a script that unfreezes a model does; statistics stay untrained.
                 parameter.trainable = True
         elif case in BY_HAND:
             main.gradients = static.append_backward(loss)
         else:
-            method.minimize(loss, startup)
+            method.minimize(loss, startup, *chosen)
     return main, startup, loss, method
 
 
@@ -244,11 +248,18 @@ def count(main: Any) -> dict[str, Any]:
     return {"ops": ops, "sizes": sizes, "order": order}
 
 
+def beside(case: str, main: Any) -> tuple[Any, Any]:
+    """Return the program of CASE that runs after each run of MAIN, and its startup program."""
+    if case == "shared":
+        return program(case, is_shared=True)[:2]
+    return (main.clone(for_test=True) if case == "chosen" else None), None
+
+
 def train(case: str) -> dict[str, Any]:
     """Train CASE; return what was counted, its parameters, and what they should be."""
     main, startup, loss, method = program(case, is_shared=True)
     before = dict(calls)
-    other, start_other = program(case, is_shared=True)[:2] if case == "shared" else (None, None)
+    other, start_other = beside(case, main)
     with static.scope_guard(static.Scope()):
         executor.run(startup)
         if start_other is not None:

@@ -127,7 +127,7 @@ def run(proof: evidence.Evidence, main: Any, method: Any, scenario: dict[str, An
         program_runs.count(main)
         if (step + 1) % scenario.get("schedule_every", 1) == 0:
             method._learning_rate.step()
-    counting.note_dropped(proof)
+    proof.note_dropped(program_runs.dropped())
     return rates
 
 
