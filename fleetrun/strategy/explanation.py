@@ -24,12 +24,10 @@ def page(field: Field) -> str:
     if field.aliases:
         lines.append(f"      Also written {', '.join(field.aliases)}.")
     places = [(p, g, d) for g in fields.GRAPHS for p in fields.PADDLES for d in fields.DEVICES]
-    lines += ["", "Effect by kind of graph, Paddle version and device"]
-    lines += comes_to(field, places)
+    lines += ["", "Effect by graph, Paddle version and device", *comes_to(field, places)]
     if field.kind == "bool":
         lines.append("  If it is false:")
-        off = comes_to(field, places, is_off=True)
-        lines += [f"  {line}" for line in off]
+        lines += [f"  {line}" for line in comes_to(field, places, is_off=True)]
     lines += ["", "Evidence", *(f"  {line}" for line in EVIDENCE)]
     name = ".".join([field.name, *(key.name for key in field.keys[:1])])
     lines += ["", f"Set it: in a strategy file, or by fleetrun --set {name}=VALUE train.py"]
@@ -66,10 +64,9 @@ def kind(field: Field) -> str:
 
 def comes_to(field: Field, places: Sequence[Place], *, is_off: bool = False) -> list[str]:
     """Return lines about the outcomes of FIELD in PLACES (Paddle, graph, device), grouped."""
-    by_outcome = outcomes(field, places, is_off=is_off)
     return [
         line
-        for (status, reason), where in by_outcome.items()
+        for (status, reason), where in outcomes(field, places, is_off=is_off).items()
         for line in (f"  {status}: {reason}", f"    {where}")
     ]
 

@@ -41,8 +41,6 @@ SET = "--set"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # YAML's tag of the key <<.
 _MERGE = "tag:yaml.org,2002:merge"
-# Shown in place of a missing part; no field has this name.
-_NOTHING = "null"
 
 
 class NamedStrategy(NamedTuple):
@@ -195,7 +193,8 @@ def parse_set(text: str) -> FieldSetting:
         )
     field = _field(section, name, where)
     if field.kind == "configs":
-        raise UsageError(f"{where}: set one of its parts: {_listed_keys(field)}.")
+        listed = ", ".join(key.name for key in field.keys)
+        raise UsageError(f"{where}: set one of its parts: {listed}.")
     with yamlfile.loading(raw, where) as loader:
         node = loader.get_single_node()
         value = None if node is None else _constructed(loader, node, where)
@@ -256,11 +255,18 @@ class _Document:
                 # As in Python: strategy.build_strategy = ...
                 yield from self._lines(name, entry.node)
             elif name in known and known[name].kind == "configs":
-                expected = f"{name}: {fields.wanted(known[name])}"
-                for part in self._pairs(section, entry.node, expected):
-                    yield part._replace(name=f"{name}.{part.name}")
+                yield from self._parts(entry, [key.name for key in known[name].keys])
             else:
                 yield entry
+
+    def _parts(self, whole: _FileLine, known: Sequence[str]) -> Iterator[_FileLine]:
+        """Yield the lines of WHOLE, a mapping; dots in KNOWN, its parts, stand for inner ones."""
+        expected = f"{whole.name}: give a mapping with {', '.join(known)}"
+        for part in self._pairs(whole.section, whole.node, expected):
+            entry = part._replace(name=f"{whole.name}.{part.name}")
+            dotted = f"{part.name}."
+            inner = [name.removeprefix(dotted) for name in known if name.startswith(dotted)]
+            yield from self._parts(entry, inner) if inner else (entry,)
 
     def _pairs(self, section: str, node: "Node", expected: str) -> Iterator[_FileLine]:
         """Yield the entries of the mapping NODE of SECTION; EXPECTED is for the error."""
@@ -330,7 +336,10 @@ def _field(section: str, name: str, where: str) -> Field:
         return parts[key] if dot else field
     if not parts:
         raise UsageError(f"{where}: {field.name} has no parts: {fields.wanted(field)}.")
-    hint = suggestion(key, parts, f"it has {_listed_keys(field)}.")
+    inner = [part for part in parts if part.startswith(f"{key}.")]
+    if inner:
+        raise UsageError(f"{where}: set one of its parts: {', '.join(inner)}.")
+    hint = suggestion(key, parts, f"it has {', '.join(parts)}.")
     raise UsageError(f"{where}: {field.name} has no {key}{hint}")
 
 
@@ -350,10 +359,6 @@ def _unknown_field(section: str, name: str) -> str:
         return f"no such field: {name}; did you mean {' or '.join(whole)}?"
     otherwise = "`fleetrun strategy list --fields` shows all."
     return f"no such field: {name}{suggestion(name, known, otherwise)}"
-
-
-def _listed_keys(field: Field) -> str:
-    return ", ".join(key.name for key in field.keys)
 
 
 def _unknown_section(name: str) -> str:
@@ -386,13 +391,12 @@ def _converted(field: Field, value: object, where: str) -> FieldValue:
 
 def _written(field: Field, value: object, where: str) -> str:
     """Return WHERE the VALUE of FIELD is written, and the value."""
-    shown = _NOTHING if value is None else "a mapping" if value == {} else str(value)
+    shown = "null" if value is None else "a mapping" if value == {} else str(value)
     if isinstance(value, bool):
         shown = shown.lower()
     # --set names the field already.
-    return (
-        f"{where}={shown:.60}" if where.startswith(SET) else f"{where}: {field.name}: {shown:.60}"
-    )
+    named = f"{where}=" if where.startswith(SET) else f"{where}: {field.name}: "
+    return f"{named}{shown:.60}"
 
 
 def _variable(section: str, name: str, where: str) -> str:

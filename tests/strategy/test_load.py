@@ -42,6 +42,7 @@ def test_every_section_is_read() -> None:
 strategy:
   fuse_grad_size_in_MB: 16.0
   gradient_merge_configs: {k_steps: "4", avg: 1}
+  hybrid_configs: {dp_degree: 2, mp_configs: {sync_grad: true}, mp_configs.sync_param: false}
 build_strategy:
   fuse_bn_act_ops: true
 execution_strategy:
@@ -57,6 +58,9 @@ env:
         ("strategy", "fuse_grad_size_in_MB", 16),
         ("strategy", "gradient_merge_configs.k_steps", 4),
         ("strategy", "gradient_merge_configs.avg", True),
+        ("strategy", "hybrid_configs.dp_degree", 2),
+        ("strategy", "hybrid_configs.mp_configs.sync_grad", True),
+        ("strategy", "hybrid_configs.mp_configs.sync_param", False),
         ("build_strategy", "fuse_bn_act_ops", True),
         ("execution_strategy", "num_threads", 3),
         ("flags", "FLAGS_cudnn_exhaustive_search", "1"),
@@ -117,6 +121,14 @@ strategy:
             "my.yaml:1: gradient_merge_configs: give a mapping with k_steps, avg.",
         ),
         ("strategy: {amp: {a: 1}}", "my.yaml:1: amp: a mapping: give true or false."),
+        (
+            "strategy: {hybrid_configs: {pp_configs: 3}}",
+            "my.yaml:1: hybrid_configs.pp_configs: give a mapping with overlap_p2p_comm, ",
+        ),
+        (
+            "strategy: {hybrid_configs: {mp_configs: {async_allreduce: 1}}}",
+            "no mp_configs.async_allreduce; did you mean mp_configs.mp_async_allreduce?",
+        ),
         ("env: {a-b: 1}", "my.yaml:1: a-b is not a variable name."),
         ("env: {A: [1]}", "my.yaml:1: A: give one value."),
     ],
@@ -154,6 +166,7 @@ def test_one_field_can_be_set(text: str, setting: tuple[str, str, object]) -> No
         ("amp.x=1", "--set amp.x: amp has no parts: give true or false."),
         ("amp=[", "--set amp: this is not YAML"),
         ("amp_configs=1", "--set amp_configs: set one of its parts: init_loss_scaling"),
+        ("hybrid_configs.pp_configs=1", ": set one of its parts: pp_configs.overlap_p2p_comm, "),
     ],
 )
 def test_what_cannot_be_set_is_refused(text: str, message: str) -> None:
