@@ -28,6 +28,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "optimizer": "Momentum",
     },
     "channels": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2}},
+    "more channels than buckets": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 4}},
+    "a channel for one bucket": {"strategy": {"fuse_all_reduce_ops": True, "nccl_comm_num": 2}},
     "stepped with each run": {"strategy": MERGE, "optimizer": "scheduled", "runs": 8},
     "stepped each fourth run": {
         "strategy": MERGE,
@@ -146,8 +148,14 @@ def test_several_communicators_carry_buckets_while_backward_goes_on(built: Built
     assert order[second:third].count("matmul_v2_grad") == 1
     assert len(waits) == 3
     assert order[waits[0] :] == ["py_func", "sgd", "sgd"] * 3
-    evidence = "3 allreduces over 2 communicators"
-    assert built.outcome("channels", "nccl_comm_num") == ("effective", evidence)
+
+    for name, counts in (
+        ("channels", "3 allreduces over 2 communicators"),
+        ("more channels than buckets", "3 allreduces over 3 communicators"),
+        ("a channel for one bucket", "1 allreduce over 1 communicator"),
+    ):
+        evidence = f"{counts}, not Paddle's own"
+        assert built.outcome(name, "nccl_comm_num") == ("effective", evidence)
 
 
 def test_rates_advance_with_updates_or_when_the_script_says_so(built: Built) -> None:
