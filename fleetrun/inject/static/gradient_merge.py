@@ -75,7 +75,8 @@ def settle(main: Any, startup: Any) -> None:
 def check(main: Any) -> None:
     """Raise Disproved if MAIN, which merges, averages its parameters by its own operators."""
     for op in main.global_block().ops if main in _merging else ():
-        if "moving_average" in op.attr("op_namescope") or op.type == "average_accumulates":
+        is_average = op.has_attr("op_namescope") and "moving_average" in op.attr("op_namescope")
+        if is_average or op.type == "average_accumulates":
             raise border.Disproved(_AVERAGED)
 
 
