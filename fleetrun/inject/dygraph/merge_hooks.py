@@ -98,7 +98,7 @@ def _refuse_stage(name: str, module: ModuleType) -> None:
 
 
 def _schedulers(merge: GradientMerge, module: ModuleType) -> None:
-    """Advance a scheduler that is stepped with its optimizer once per update.
+    """Advance a scheduler that is stepped with its optimizer, or more often, as a large batch does.
 
     One that is stepped once in several steps (per epoch) advances whenever the script steps it.
     """
@@ -106,7 +106,7 @@ def _schedulers(merge: GradientMerge, module: ModuleType) -> None:
     def schedule(step: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
         for current in merge.all():
             if getattr(current.optimizer(), "_learning_rate", None) is self:
-                together, current.steps_unscheduled = current.steps_unscheduled == 1, 0
+                together, current.steps_unscheduled = current.steps_unscheduled <= 1, 0
                 if together and not current.is_updated and kwargs.get("epoch") is None:
                     return None
         return step(self, *args, **kwargs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import learning
 import paddle
-from learning import MICRO, UPDATES, batches, learn, mlp, rank, words
+from learning import MICRO, UPDATES, batches, learn, mlp, options, rank, words
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.optimizer import SGD, Adam, AdamW, Momentum
@@ -181,11 +181,18 @@ def penalty() -> None:
 
 
 def accumulated() -> None:
-    """Accumulates over two micro-steps, whatever a strategy does."""
+    """Accumulates over two micro-steps, whatever a strategy does; each advances the scheduler."""
     net = mlp()
-    optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-4)
+    rate = paddle.optimizer.lr.StepDecay(0.01, step_size=1, gamma=0.5)
+    optimizer = Adam(rate, parameters=net.parameters(), epsilon=1e-4)
     data = batches(6, updates=4)
-    learn("accumulated", net, optimizer, data, accumulate=2, no_sync=True)
+
+    def advance(number: int) -> None:
+        # Those that update advance it afterwards.
+        if number % (2 * options.accumulate) == options.accumulate:
+            rate.step()
+
+    learn("accumulated", net, optimizer, data, accumulate=2, no_sync=True, before=advance)
 
 
 class InTurns(Sometimes):
