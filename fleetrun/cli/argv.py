@@ -52,8 +52,7 @@ def split(words: Sequence[str]) -> ParsedCommand:
         hint = "write `fleetrun [options] train.py [its arguments]`, or see `fleetrun --help`."
         last = parsed.given[-1] if parsed.given else None
         if last is not None and last.raw.endswith(".py"):
-            hint = f"{last.typed} has taken {last.raw} as its value; write {last.typed}=VALUE "
-            hint += f"{last.raw}."
+            hint = f"{last.typed} has taken {last.raw}; write {last.typed}=VALUE {last.raw}."
         raise UsageError(f"no script to run: {hint}")
     first, *rest = words[parsed.script_at :]
     if first == "-m" and not rest:

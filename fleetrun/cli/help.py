@@ -64,14 +64,13 @@ def translation(environ: Mapping[str, str]) -> Callable[[str], str]:
 
 def text(section: str = "screen", translate: Callable[[str], str] = str) -> str:
     """Return the help: the screen, all, codes, or one of GROUPS."""
-    codes = [(code, translate(meaning)) for code, meaning in EXIT_CODES]
     tables = {
         "commands": ("Commands", [(name, translate(does)) for name, (_, does) in COMMANDS.items()])
     }
     for name, title in GROUPS.items():
         rows = [row(option, translate) for option in KNOWN if option.group == name]
         tables[name] = (title, rows)
-    tables["codes"] = ("Exit codes", codes)
+    tables["codes"] = ("Exit codes", [(code, translate(meaning)) for code, meaning in EXIT_CODES])
     several = {"screen": ("commands", "common", "codes"), "all": tuple(tables)}
     notes = [line for note in NOTES for line in wrapped(translate(note), _WIDTH)]
     lines = [translate(INTRODUCTION), *notes, ""] if section in several else []

@@ -69,7 +69,24 @@ class Launch(NamedTuple):
         return tuple(f"{given.typed}={given.raw}" for given in self.options)
 
 
-class LaunchCommand(click.Command):
+class _CompletedLaunch(click.Command):
+    """The options of a launch, for completion; what follows the script is the script's."""
+
+    allow_interspersed_args, allow_extra_args = False, True
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own options, and for completion those of a launch."""
+        return [*super().get_params(ctx), *(KNOWN if ctx.resilient_parsing else ())]
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[types.Item]:
+        """Return the options, or else files and commands, that start with INCOMPLETE."""
+        if incomplete.startswith("-") and not ctx.args:
+            return super().shell_complete(ctx, incomplete)
+        words = COMMANDS if incomplete and not (ctx.args or self.name) else ()
+        return [CompletionItem(incomplete, type="file"), *types.among(words, incomplete)]
+
+
+class LaunchCommand(_CompletedLaunch):
     """A command before a launch's command line; its callback gets a Launch from the context."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -90,17 +107,6 @@ class LaunchCommand(click.Command):
             if not row.is_flag or row.read(given):
                 words.append(row.opts[0] if row.is_flag else f"{row.opts[0]}={given.raw}")
         return super().parse_args(ctx, words)
-
-
-class _CompletedLaunch(click.Command):
-    """The options of a launch, for completion; what follows the script is the script's."""
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[types.Item]:
-        """Return the options, or else files and commands, that start with INCOMPLETE."""
-        if incomplete.startswith("-") and not ctx.args:
-            return super().shell_complete(ctx, incomplete)
-        words = types.among(COMMANDS, incomplete) if incomplete and not ctx.args else []
-        return [CompletionItem(incomplete, type="file"), *words]
 
 
 class _Context(click.Context):
@@ -126,12 +132,7 @@ class Fleetrun(click.Group):
             loaded = getattr(module, "command", None) or getattr(module, cmd_name)
             loaded.context_class = _Context
             return cast("click.Command", loaded)
-        settings = {
-            "allow_interspersed_args": False,
-            "allow_extra_args": True,
-            "token_normalize_func": lambda name: name.replace("-", "_"),
-        }
-        return _CompletedLaunch("launch", params=list(KNOWN), context_settings=settings)
+        return _CompletedLaunch("")
 
 
 ROOT = Fleetrun(

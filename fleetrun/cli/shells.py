@@ -32,4 +32,5 @@ def script(shell: str) -> str:
 
 def answer(instruction: str) -> int:
     """Answer a shell's INSTRUCTION in click's form: bash_complete, zsh_source."""
-    return shell_complete(ROOT, {}, "fleetrun", COMPLETE, instruction)
+    settings = {"token_normalize_func": lambda name: name.replace("-", "_")}
+    return shell_complete(ROOT, settings, "fleetrun", COMPLETE, instruction)

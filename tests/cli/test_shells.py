@@ -40,6 +40,10 @@ ROOT = Path(__file__).parents[2]
         (["--set", "nccl_c"], [("plain", "nccl_comm_num=")]),
         (["tune", "--va"], [("plain", "--vary")]),
         (["tune", "--vary", "nccl_c"], [("plain", "nccl_comm_num=")]),
+        (["verify", "--strategy", "ov"], [("file", "ov"), ("plain", "overlap")]),
+        (["verify", "--updates", "9", "--ip"], [("plain", "--ips")]),
+        (["doctor", "--ips=a", "lo"], [("file", "lo")]),
+        (["exec", "train.sh", "--ip"], [("file", "--ip")]),
         (["strategy", "l"], [("plain", "list")]),
         (["strategy", "list", "--f"], [("plain", "--fields")]),
         (["strategy", "explain", "--paddle", "2"], [("plain", "2.6.2")]),
@@ -59,6 +63,7 @@ def test_options_their_values_and_files_complete(
         ("zsh", "fleetrun --dry-run j", "2", "plain\njson\n_\n"),
         ("bash", "fleetrun\n--dry-run\n=", "2", "plain,table\nplain,json\n"),
         ("bash", "fleetrun\n--dry-run\n=\nj", "3", "plain,json\n"),
+        ("bash", "fleetrun\ntune\n--nproc-per-node\n2\n--va", "4", "plain,--vary\n"),
     ],
 )
 def test_each_shell_is_answered_in_its_own_words(

@@ -24,9 +24,9 @@ WRONG: list[tuple[str | Sequence[str], str]] = [
     ("--gpus=0", "no script to run: write `fleetrun [options] train.py [its arguments]`"),
     ("--", "no script to run: write"),
     ("--nproc_per_node train.py",
-     ("no script to run: --nproc_per_node has taken train.py as its value; write "
+     ("no script to run: --nproc_per_node has taken train.py; write "
      "--nproc_per_node=VALUE train.py.")),
-    (["--gpus", "0 train.py"], "no script to run: --gpus has taken 0 train.py as its value; "),
+    (["--gpus", "0 train.py"], "no script to run: --gpus has taken 0 train.py; "),
     (["--", ""], "the name of the script or module is empty; is a variable unset?"),
     ("-m", "-m needs a module: write `fleetrun [options] -m package.module`."),
     (["-m", ""], "the name of the script or module is empty; is a variable unset?"),
