@@ -104,7 +104,7 @@ CASES = (
     Case(TWO_LEVELS, "static", (), ranks=3, later=BOTH_PADDLES),
     Case(f"{LARS} {RECOMPUTE} {AMP}", "static", OLD, later=NEW),
     Case(LAMB, "static", (), options="--adam", later=BOTH_PADDLES),
-    Case(LOCALSGD, "static", (), later=BOTH_PADDLES),
+    Case(f"{LOCALSGD} {OVERLAPPED}", "static", (), later=BOTH_PADDLES),
     Case(ADAPTIVE, "static", NEW, later=OLD),
     Case(SHARDING, "static", OLD, "FLAGS_dynamic_static_unified_comm"),
     Case(SHARDING, "static", (), later=NEW),

@@ -43,7 +43,8 @@ def run(main: Any) -> str:
     kinds = sorted({op.type for op in program.updates(main)})
     if not set(MERGED).isdisjoint(kinds):
         return ""
-    return f"Paddle merges the updates of momentum and adam only; here: {', '.join(kinds)}"
+    only = "Paddle merges updates of momentum and adam only, with equal settings and usual inputs"
+    return f"{only}; here: {', '.join(kinds)}"
 
 
 def _key(block: Any, op: Any) -> object:

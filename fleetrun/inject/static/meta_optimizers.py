@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import settings
-from . import program
+from . import program, reduction_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,9 +57,7 @@ def _recomputed(running: Any) -> tuple[str, str]:
 def _averaged(running: Any, counts: dict[str, int]) -> tuple[str, str]:
     if "conditional_block" not in counts:
         return "", "Paddle supports it for Momentum and SGD only, and has not applied it here"
-    first, *inner = running.blocks
-    moved = sum(op.type in program.ALLREDUCES for block in inner for op in block.ops)
-    if not moved or any(reduction.block is first for reduction in program.reductions(running)):
-        return "", "gradients are still summed at each step"
-    text = f"{moved} allreduces are in blocks that only some steps run; none of them sums gradients"
-    return text, ""
+    moved = sum(op.type in program.ALLREDUCES for block in running.blocks[1:] for op in block.ops)
+    if not moved or reduction_report.buckets(running):
+        return "", "gradients are still summed"
+    return f"{moved} allreduces, none of a gradient, are in blocks that only some steps run", ""
