@@ -41,6 +41,7 @@ REFUSED = {
     **dict.fromkeys(("in_turn", "nested"), "two optimizers of the same parameters"),
     "frozen_last": "freezes in an update's last micro-step",
     "alternated": "has no forward in the last one of an update",
+    "clipped_together": "different rates are clipped together",
 }
 
 

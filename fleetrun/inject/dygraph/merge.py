@@ -63,9 +63,9 @@ class GradientMerge:
                 current.adopt()
 
     def owners(self, parameters: Iterable[Any]) -> list[MergeRound]:
-        """Return the newest round of each of PARAMETERS, each round once."""
+        """Return the round of each of PARAMETERS, one in progress or the newest, each once."""
         left, owners = set(map(id, parameters)), []
-        for current in reversed(self.all()):
+        for current in sorted(self.all(), key=lambda current: current.merged > 0)[::-1]:
             if not left.isdisjoint(current.ids):
                 owners.append(current)
                 left -= current.ids

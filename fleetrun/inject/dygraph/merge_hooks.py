@@ -162,6 +162,8 @@ def _clips(merge: GradientMerge, module: ModuleType) -> None:
 
         several = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
         owners = merge.owners(several)
+        if len({owner.merged for owner in owners}) > 1:
+            refuse("gradients of optimizers that step at different rates are clipped together")
         if all(owner.is_last for owner in owners):
             for owner in owners:
                 owner.has_told_norm = True

@@ -142,10 +142,8 @@ class Reducer:
     def disarm(self, outputs: Sequence[Any]) -> None:
         """Reduce no backward before the next forward that syncs, unless one is still awaited.
 
-        OUTPUTS are those of a forward under `no_sync`.
-
-        As in Paddle, a forward under `no_sync` does not disarm an earlier one that still waits for
-        its backward: reducing once too often does no harm.
+        OUTPUTS are those of a forward under `no_sync`. As in Paddle, it does not disarm an earlier
+        one that still waits for its backward: reducing once too often does no harm.
         """
         self._passage.watch(outputs)
         self._is_armed = self._is_awaited

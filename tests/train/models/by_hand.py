@@ -100,6 +100,8 @@ def train(
     """Train NET as a script that knows nothing of merging."""
     model = paddle.DataParallel(net)
     optimizer = Numbered(RATE, parameters=with_one_twice(net))
+    # As for another phase of the training.
+    idle = paddle.optimizer.SGD(RATE, parameters=net.parameters())
     for number in range(MICRO * UPDATES + len(bad)):
         backward(model, rows([number], [rank]))
         if number in bad:
@@ -108,6 +110,7 @@ def train(
         change(net.parameters())
         optimizer.step(owner=rank, step=number)
         clear(net.parameters(), optimizer)
+    del idle
 
 
 def large(bad: tuple[int, ...]) -> Iterator[Any]:
@@ -309,6 +312,19 @@ def assigned(model: Any, optimizer: Any, _number: int) -> None:
     optimizer.step()
 
 
+def clipped_together(model: Any, _optimizer: Any, number: int) -> None:
+    """Clip what two optimizers train, one of which steps half as often."""
+    parameters = model.parameters()
+    if number == 0:
+        parts = parameters[:2], parameters[2:]
+        model.both = [paddle.optimizer.SGD(RATE, parameters=part) for part in parts]
+    once(model, rows([number], [rank]))
+    nn.utils.clip_grad_norm_(parameters, 0.05)
+    for optimizer in model.both[number % 2 - 1 :]:
+        optimizer.step()
+    model.clear_gradients()
+
+
 def alternated(model: Any, optimizer: Any, number: int) -> None:
     """Train two models in turn by one optimizer."""
     net = model._layers
@@ -358,6 +374,7 @@ refused = (
         nested,
         frozen_last,
         alternated,
+        clipped_together,
         sam,
         decayed,
         noised,
