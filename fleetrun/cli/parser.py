@@ -79,7 +79,7 @@ class _CompletedLaunch(click.Command):
         return [*super().get_params(ctx), *(KNOWN if ctx.resilient_parsing else ())]
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[types.Item]:
-        """Return the options, or else files and commands, that start with INCOMPLETE."""
+        """Return options, or else files (and commands for `fleetrun` itself), for INCOMPLETE."""
         if incomplete.startswith("-") and not ctx.args:
             return super().shell_complete(ctx, incomplete)
         words = COMMANDS if incomplete and not (ctx.args or self.name) else ()

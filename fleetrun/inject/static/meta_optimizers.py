@@ -26,9 +26,9 @@ _SHORT = (4, 22)
 def look(running: Any) -> Iterator[tuple[str, str, str]]:
     """Yield each field of Paddle's meta optimizers, its evidence, or why it has none."""
     counts = program.count(running)
+    present = ", ".join(sorted({op.type for op in program.updates(running)}))
     for name, (kinds, reason) in _OPERATORS.items():
         evidence = ", ".join(f"{counts[kind]} {kind}" for kind in kinds if kind in counts)
-        present = ", ".join(sorted({op.type for op in program.updates(running)}))
         yield name, evidence, f"{reason}; here: {present}" if name in _REPLACING else reason
     checks = counts.get("check_finite_and_unscale", 0)
     number = sum(
