@@ -41,7 +41,7 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
     if verification is not None:
         snapshots.install(verification, proof)
     heartbeats.install(proof.claim)
-    updates.on_update(functools.partial(_write, proof), WHAT)
+    updates.on_update(functools.partial(_write, proof), WHAT, last=_WRITTEN_UPDATES)
     if stops:
         updates.on_update(functools.partial(_stop, proof, int(last)), "the stop after N updates")
 
@@ -86,10 +86,9 @@ class _UpdateTimes:
         rank_records.append(self._path, rank_records.UPDATE, record)
 
 
-def _write(proof: Evidence, _source: Any, number: int) -> None:
-    if number <= _WRITTEN_UPDATES:
-        proof.claim()
-        proof.write()
+def _write(proof: Evidence, _source: Any, _number: int) -> None:
+    proof.claim()
+    proof.write()
 
 
 def _stop(proof: Evidence, last: int, source: Any, number: int) -> None:

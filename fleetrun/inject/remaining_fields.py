@@ -31,7 +31,7 @@ _NO_MODEL = "no DataParallel averages gradients here: Paddle sums them itself, o
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Report after the first update, before the evidence is written."""
-    updates.on_update(_RemainingFields(spec, proof).after_update, "the report of fields")
+    updates.on_update(_RemainingFields(spec, proof).report, "the report of fields", last=1)
 
 
 def _lacks(path: str, degrees: Mapping[str, int]) -> str:
@@ -46,10 +46,8 @@ class _RemainingFields:
         self._spec = spec
         self._proof = proof
 
-    def after_update(self, _source: Any, number: int) -> None:
-        """Report all remaining fields after the first update."""
-        if number > 1:
-            return
+    def report(self, _source: Any, _number: int) -> None:
+        """Report all remaining fields."""
         # The statuses of switches as counted, before the script is named.
         counted = {name: self._proof.status(name) for name in self._spec.fields()}
         for name, value in self._spec.fields().items():

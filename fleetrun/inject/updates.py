@@ -56,7 +56,8 @@ _ALWAYS = (1, 3)
 # With `auto`: after updates 1, 2, 4, ... and then every so many.
 _EVERY = 1024
 _before: list[Callable[[Any], None]] = []
-_after: list[UpdateCallback] = []
+# Each with the number of the last update after which it is called.
+_after: list[tuple[UpdateCallback, float]] = []
 _skipped: list[UpdateCallback] = []
 _count = 0
 # By the id of an optimizer or program: its updates so far, with those that a scaler has skipped.
@@ -108,9 +109,9 @@ def watch() -> None:
     after_import(_STAGE3, _patch_stage3)
 
 
-def on_update(callback: UpdateCallback, what: str) -> None:
-    """Call CALLBACK after every update, in the order of registration; WHAT names it in remarks."""
-    _after.append(border.watching(what)(callback))
+def on_update(callback: UpdateCallback, what: str, last: float = float("inf")) -> None:
+    """Call CALLBACK after each update up to LAST, in this order; WHAT names it in remarks."""
+    _after.append((border.watching(what)(callback), last))
 
 
 def before_update(callback: Callable[[Any], None], what: str) -> None:
@@ -159,8 +160,9 @@ def record(source: Any) -> None:
     global _count  # one process, one training
     _count += 1
     _advance(source)
-    for callback in tuple(_after):
-        callback(source, _count)
+    for callback, last in tuple(_after):
+        if _count <= last:
+            callback(source, _count)
 
 
 def wrap_subclasses(base: Any, wrap: Callable[[Any], None]) -> None:

@@ -141,7 +141,7 @@ class PaddlesReducer:
         self._hooked: set[int] = set(self._sparse)
         # Whether the first gradient of a parameter was strided, by its id.
         self._strided: dict[int, bool] = {}
-        self._made: dict[tuple[Any, ...], Any] = {}
+        self._made: dict[str, Any] = {}
         self._states: list[Any] = []
         self._current: Any = None
         # The bytes of each bucket, in the order of sending.
@@ -249,7 +249,7 @@ class PaddlesReducer:
         trained = list(filter(tensors.is_trained, self.parameters))
         if not trained:
             return
-        key = tuple(map(str, states))
+        key = str((states, [*map(id, trained)]))
         if key not in self._made:
             if len(self._made) >= _MOST_SETS:
                 raise RuntimeError(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _STRIDES = "FLAGS_use_stride_kernel"
-_IS_FROZEN, _IS_LEAF = map(operator.attrgetter, ("stop_gradient", "is_leaf"))
+_IS_FROZEN = operator.attrgetter("stop_gradient")
 
 
 def _core() -> Any:
@@ -33,11 +33,12 @@ def states(parameters: Sequence[Any]) -> list[list[Any]]:
     """Return what a script may change of PARAMETERS by freezing or casting them.
 
     Read by functions in C: it is compared at every forward. Paddle 2 takes 3 us to read and compare
-    a dtype, and there is one trainable one of four bytes.
+    a dtype, and there is one trainable one of four bytes. Leaves are not read: only frozen ones may
+    become an operator's output, and they are not frozen then.
     """
     sizes = [*map(tensor_class().element_size, parameters)]
     dtypes = [] if {*sizes} == {4} else [int(parameter.dtype) for parameter in parameters]
-    return [[*map(_IS_FROZEN, parameters)], [*map(_IS_LEAF, parameters)], sizes, dtypes]
+    return [[*map(_IS_FROZEN, parameters)], sizes, dtypes]
 
 
 def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:

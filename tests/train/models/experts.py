@@ -129,7 +129,7 @@ def spoil(net: Any) -> None:
             parameter = dict(net.named_parameters())[name]
             parameter.set_value(parameter.numpy() + 1e-2)
 
-    counted._after.insert(0, change)
+    counted._after.insert(0, (change, 99))
 
 
 def main() -> dict[str, Any]:

@@ -209,8 +209,8 @@ def spoil_late(model: Any, bad_rank: str, name: str) -> None:
             parameter.set_value(parameter.numpy() + 1e-2)
 
     # This precedes the comparison after updates 1 and 3, with `auto` also 2.
-    counted._after.insert(0, spoil)
-    spoiling.append(spoil)
+    counted._after.insert(0, (spoil, 99))
+    spoiling.append((spoil, 99))
 
 
 report = {}
