@@ -150,9 +150,11 @@ def is_due(every: int | str, number: int) -> bool:
 
 
 def _advance(source: Any) -> None:
-    if id(source) not in _numbers:
-        weakref.finalize(source, _numbers.pop, id(source), None)
-    _numbers[id(source)] = number_of(source) + 1
+    key = id(source)
+    if key not in _numbers:
+        weakref.finalize(source, _numbers.pop, key, None)
+        _numbers[key] = 0
+    _numbers[key] += 1
 
 
 def record(source: Any) -> None:

@@ -222,14 +222,9 @@ def _forward(forward: Callable[..., Any], model: Any, /, *inputs: Any, **options
 
     Paddle notifies it of the others. As in Paddle, the forward counts, not the backward.
     """
-    import paddle
-
     result = forward(model, *inputs, **options)
-    reducer = getattr(model, "_reducer", None)
-    if (
-        isinstance(reducer, (Reducer, PaddlesReducer))
-        and not model.grad_need_sync
-        and paddle.is_grad_enabled()
-    ):
-        reducer.disarm([*model._find_tensor(result)])
+    if not model.grad_need_sync and sys.modules["paddle"].is_grad_enabled():
+        reducer = getattr(model, "_reducer", None)
+        if isinstance(reducer, (Reducer, PaddlesReducer)):
+            reducer.disarm([*model._find_tensor(result)])
     return result

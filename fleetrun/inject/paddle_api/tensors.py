@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from typing import TYPE_CHECKING, Any
@@ -36,9 +37,9 @@ def states(parameters: Sequence[Any]) -> list[list[Any]]:
     a dtype, and there is one trainable one of four bytes. Leaves are not read: only frozen ones may
     become an operator's output, and they are not frozen then.
     """
-    sizes = [*map(tensor_class().element_size, parameters)]
-    dtypes = [] if {*sizes} == {4} else [int(parameter.dtype) for parameter in parameters]
-    return [[*map(_IS_FROZEN, parameters)], sizes, dtypes]
+    sizes = {*map(tensor_class().element_size, parameters)}
+    dtypes = [] if sizes == {4} else [int(parameter.dtype) for parameter in parameters]
+    return [[*map(_IS_FROZEN, parameters)], dtypes]
 
 
 def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
@@ -100,6 +101,7 @@ def made_at(place: Any) -> AbstractContextManager[None]:
     return guard
 
 
+@functools.lru_cache
 def tensor_class() -> Any:
     """Return the class of all tensors of dynamic graphs."""
     return _core().eager.Tensor
