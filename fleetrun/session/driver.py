@@ -427,13 +427,13 @@ class Session:
         self._stop(loss)
 
     def _lost(self) -> None:
-        self._lose(self._loss_of(self._coordinator, "the coordinator of the job was lost"))
+        loss = self._loss_of(self._coordinator, "the coordinator of the job was lost")
+        self._lose(self._cut_off() if self.serves else loss)
 
     def _cut_off(self) -> Failure:
-        if self.serves:
-            return self._loss_of(self.host, "fleetrun was stopped or without a processor")
+        stood_still = "fleetrun was stopped or without a processor"
         what = f"fleetrun was cut off from the coordinator ({self._coordinator})"
-        return self._loss_of(self.host, what)
+        return self._loss_of(self.host, stood_still if self.serves else what)
 
     def _loss_of(self, where: str, what: str) -> Failure:
         # A victim, as a rank that loses a peer: a failure of its own on any host is the cause.
