@@ -28,7 +28,6 @@ def test_the_first_heartbeats_are_written_and_one_every_tenth_of_a_second(
     seen = [0]
     for number in range(1, written[-1] + 1):
         monkeypatch.setattr("time.monotonic", lambda now=number * takes_s: now)
-        monkeypatch.setattr(updates, "_count", number)
         heartbeat.beat(None, number)
         newest, word, first, *_ = path.read_text().split()
         assert (word, first) == ("update", "1")
@@ -43,8 +42,8 @@ def test_the_last_update_is_written_at_exit(
     path = tmp_path / "heartbeat"
     heartbeat = heartbeats.HeartbeatFile(str(path))
     monkeypatch.setattr(heartbeats.HeartbeatFile, "_EVERY_S", 3600)
+    monkeypatch.setattr(updates, "_count", 39)
     for number in range(1, 40):
-        monkeypatch.setattr(updates, "_count", number)
         heartbeat.beat(None, number)
     assert path.read_text().startswith("32 update ")
     heartbeat.flush()
