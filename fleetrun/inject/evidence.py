@@ -12,7 +12,7 @@ from . import border
 from .site import rank_records
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from .spec import StrategySpec
 
@@ -55,7 +55,8 @@ class Evidence:
         self.counts: dict[str, Any] = {}
         # `dygraph` or `static`, once something was trained.
         self.graph = ""
-        self.updates = 0
+        # Returns the number of updates so far.
+        self.count_updates: Callable[[], int] = int
         # The next backward shows more, for which the table waits: it is printed once.
         self.awaits_backward = False
         # The watching functions that have failed.
@@ -170,8 +171,8 @@ class Evidence:
             "graph": self.graph,
             "device": device_kind(),
             # The count of updates itself may have failed.
-            "complete": self.updates > self.awaits_backward or bool(self.failures),
-            "updates": self.updates,
+            "complete": self.count_updates() > self.awaits_backward or bool(self.failures),
+            "updates": self.count_updates(),
             "fields": [self._if_updated(field) for field in self._fields.values()],
             "counts": self.counts,
             "disagreements": self._disagreements,
@@ -184,7 +185,7 @@ class Evidence:
 
     def _if_updated(self, field: dict[str, Any]) -> dict[str, Any]:
         """Return FIELD, as without effect until an update was made."""
-        if self.updates or field["status"] not in {EFFECTIVE, NO_DIFFERENCE}:
+        if self.count_updates() or field["status"] not in {EFFECTIVE, NO_DIFFERENCE}:
             return field
         status, reason = NO_EFFECT, "no update of the optimizer was made"
         if self.failures:

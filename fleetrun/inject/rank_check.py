@@ -6,6 +6,7 @@ reducer are a remark, and so are those of tables with sparse gradients.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -32,16 +33,16 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     """Compare after the first updates, and after later ones as `check_ranks` says."""
     if spec.check_ranks == updates.NEVER or not paddle_api.has(private_names.CHECK):
         return
-    check = _Check(spec, proof)
+    check, due = _Check(spec, proof), functools.partial(updates.is_due, spec.check_ranks)
     after_import(
         "paddle.distributed.parallel",
         lambda module: watch_method(module.DataParallel, "__init__", after=check.models.add),
     )
     hybrid_models.watch()
-    updates.before_update(check.before_update, WHAT)
-    updates.on_update(check.after_update, WHAT)
+    updates.before_update(check.before_update, WHAT, due)
+    updates.on_update(check.after_update, WHAT, due)
     # Ranks that have skipped an update still compare with those that have not.
-    updates.on_skipped(check.after_update, WHAT)
+    updates.on_skipped(check.after_update, WHAT, due)
 
 
 def barrier(source: Any) -> None:
@@ -66,13 +67,12 @@ class _Compared(NamedTuple):
 
 
 class _Check:
-    """Compares the ranks after the updates for which `is_due` holds with SPEC.check_ranks.
+    """Compares the ranks after updates that are due, by the number of each optimizer's own.
 
-    Each optimizer or program counts its own updates: one rank may have some that others do not.
+    One rank may have optimizers, or programs, that others do not have.
     """
 
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
-        self._every = spec.check_ranks
         self._changes_programs = bool(spec.strategy or spec.build_strategy)
         self._proof = proof
         # Models of DataParallel.
@@ -84,28 +84,28 @@ class _Check:
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
-        if updates.is_due(self._every, updates.number_of(optimizer) + 1):
-            parameters = _of_optimizer(optimizer)
-            for parameter, gradient in zip(parameters, tensors.gradients(parameters)):
-                # Group sharding updates slices that it names `slice@` and the parameter's name.
-                name = parameter.name.rpartition("@")[2]
-                # Mixed precision may keep it beside the parameter.
-                if getattr(parameter, "main_grad", None) is not None or (
-                    gradient is not None and not gradient.is_selected_rows()
-                ):
-                    self._had_gradient.add(name)
+        parameters = _of_optimizer(optimizer)
+        for parameter, gradient in zip(parameters, tensors.gradients(parameters)):
+            # Group sharding updates slices that it names `slice@` and the parameter's name.
+            name = parameter.name.rpartition("@")[2]
+            # Mixed precision may keep it beside the parameter.
+            if getattr(parameter, "main_grad", None) is not None or (
+                gradient is not None and not gradient.is_selected_rows()
+            ):
+                self._had_gradient.add(name)
 
     def after_update(self, source: Any, _number: int) -> None:
-        """Compare if an update is due."""
+        """Compare the ranks, if there are several."""
         count = updates.number_of(source)
         # Read here: `paddle.distributed.spawn` sets the number of ranks late.
-        if updates.is_due(self._every, count) and world_size() > 1:
-            if hasattr(source, "global_block"):
-                self._compare_program(source, count)
-            elif hybrid_models.is_late(updates.wrapper_of(source)):
-                self._proof.note("the ranks were not compared: the next forward sends parameters")
-            else:
-                self._compare_trained(source, count)
+        if world_size() == 1:
+            return
+        if hasattr(source, "global_block"):
+            self._compare_program(source, count)
+        elif hybrid_models.is_late(updates.wrapper_of(source)):
+            self._proof.note("the ranks were not compared: the next forward sends parameters")
+        else:
+            self._compare_trained(source, count)
 
     def _compare_trained(self, source: Any, count: int) -> None:
         """Compare the parameters that the optimizer SOURCE trains, after COUNT updates."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     # Takes the optimizer (dygraph) or the program (static), and the number of updates so far.
     UpdateCallback = Callable[[Any, int], object]
+    # Takes the number of an update among those of its optimizer or program, from 1.
+    IsDue = Callable[[int], bool]
 
 # Methods of optimizers that update parameters; they call each other.
 _METHODS = ("step", "minimize", "_apply_optimize")
@@ -55,10 +57,11 @@ NEVER = -1
 _ALWAYS = (1, 3)
 # With `auto`: after updates 1, 2, 4, ... and then every so many.
 _EVERY = 1024
-_before: list[Callable[[Any], None]] = []
-# Each with the number of the last update after which it is called.
-_after: list[tuple[UpdateCallback, float]] = []
-_skipped: list[UpdateCallback] = []
+# Each with what says for which updates it is called; None: all.
+_before: list[tuple[Callable[[Any], None], IsDue | None]] = []
+# And with the number of the last update after which it is called.
+_after: list[tuple[UpdateCallback, IsDue | None, float]] = []
+_skipped: list[tuple[UpdateCallback, IsDue | None]] = []
 _count = 0
 # By the id of an optimizer or program: its updates so far, with those that a scaler has skipped.
 _numbers: dict[int, int] = {}
@@ -78,8 +81,7 @@ class _Call:
 def install(_spec: StrategySpec, proof: Evidence) -> None:
     """Count the updates of every optimizer."""
 
-    def count_update(_source: Any, number: int) -> None:
-        proof.updates = number
+    def name_graph(_source: Any, _number: int) -> None:
         proof.graph = proof.graph or "dygraph"
 
     def count_skipped(_source: Any, _number: int) -> None:
@@ -94,7 +96,8 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
 
     # Before the evidence is written at exit.
     atexit.register(end)
-    on_update(count_update, "the count of updates")
+    proof.count_updates = count
+    on_update(name_graph, "the count of updates", last=1)
     on_skipped(count_skipped, "the count of updates")
     watch()
 
@@ -109,19 +112,21 @@ def watch() -> None:
     after_import(_STAGE3, _patch_stage3)
 
 
-def on_update(callback: UpdateCallback, what: str, last: float = float("inf")) -> None:
-    """Call CALLBACK after each update up to LAST, in this order; WHAT names it in remarks."""
-    _after.append((border.watching(what)(callback), last))
+def on_update(
+    callback: UpdateCallback, what: str, due: IsDue | None = None, last: float = float("inf")
+) -> None:
+    """Call CALLBACK after each update up to LAST that is DUE; WHAT names it in remarks."""
+    _after.append((border.watching(what)(callback), due, last))
 
 
-def before_update(callback: Callable[[Any], None], what: str) -> None:
-    """Call CALLBACK with the optimizer before every update in dynamic graphs."""
-    _before.append(border.watching(what)(callback))
+def before_update(callback: Callable[[Any], None], what: str, due: IsDue | None = None) -> None:
+    """Call CALLBACK with the optimizer before every update in dynamic graphs that is DUE."""
+    _before.append((border.watching(what)(callback), due))
 
 
-def on_skipped(callback: UpdateCallback, what: str) -> None:
-    """Call CALLBACK after every update that a scaler has skipped, with the updates before it."""
-    _skipped.append(border.watching(what)(callback))
+def on_skipped(callback: UpdateCallback, what: str, due: IsDue | None = None) -> None:
+    """Call CALLBACK after each DUE update that a scaler has skipped, with the updates before it."""
+    _skipped.append((border.watching(what)(callback), due))
 
 
 def count() -> int:
@@ -149,22 +154,28 @@ def is_due(every: int | str, number: int) -> bool:
     return number in _ALWAYS or (every > 0 and not number % every)
 
 
-def _advance(source: Any) -> None:
+def _advance(source: Any) -> int:
     key = id(source)
     if key not in _numbers:
         weakref.finalize(source, _numbers.pop, key, None)
-        _numbers[key] = 0
-    _numbers[key] += 1
+    number = _numbers[key] = _numbers.get(key, 0) + 1
+    return number
 
 
 def record(source: Any) -> None:
     """Record that SOURCE, an optimizer or a program, has just updated parameters."""
     global _count  # one process, one training
     _count += 1
-    _advance(source)
-    for callback, last in tuple(_after):
-        if _count <= last:
+    number = _advance(source)
+    for callback, due, last in tuple(_after):
+        if _count <= last and (due is None or due(number)):
             callback(source, _count)
+
+
+def _call_due(callbacks: list[tuple[Any, IsDue | None]], number: int, *args: Any) -> None:
+    for callback, due in callbacks:
+        if due is None or due(number):
+            callback(*args)
 
 
 def wrap_subclasses(base: Any, wrap: Callable[[Any], None]) -> None:
@@ -274,8 +285,7 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
             call.optimizer = owner
             if call.outermost is not owner or id(owner) in _wrappers:
                 _wrappers[id(owner)] = weakref.ref(call.outermost)
-            for prepare in _before:
-                prepare(owner)
+            _call_due(_before, number_of(owner) + 1, owner)
         if not is_outermost:
             return method(owner, *args, **options)
         try:
@@ -284,9 +294,7 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
             _call = None
         if not is_optimizer and _is_skipped(owner):
             source = call.optimizer or [*chain([*args, *options.values()][0])][-1]
-            _advance(source)
-            for callback in _skipped:
-                callback(source, _count)
+            _call_due(_skipped, _advance(source), source, _count)
         elif call.optimizer is not None:
             record(call.optimizer)
         return result

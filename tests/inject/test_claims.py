@@ -39,7 +39,7 @@ def test_another_process_of_the_rank_that_trains_keeps_its_claim(tmp_path: Path)
         record(path, pid, complete=True)
     late = Evidence(str(path), NOTHING)
     assert not late.claim()
-    late.updates = 1
+    late.count_updates = lambda: 1
     late.write()
     assert evidence(tmp_path)["pid"] == other.pid
     # A process that only imported Paddle has no claim.
@@ -71,7 +71,7 @@ for trains in (False, True):
     child = os.fork()
     if not child:
         if trains:
-            proof.updates = 1
+            proof.count_updates = lambda: 1
             proof.claim()
         proof.write()
         os._exit(0)
@@ -96,7 +96,7 @@ def test_nothing_is_effective_before_an_update_was_counted(tmp_path: Path) -> No
     assert counted["evidence"] == "2 communicators in turn"
     assert refused["status"] == "refused"
 
-    proof.updates = 1
+    proof.count_updates = lambda: 1
     assert proof.claim()
     proof.write()
     late: dict[str, Any] = evidence(tmp_path)

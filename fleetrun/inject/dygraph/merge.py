@@ -171,7 +171,7 @@ class GradientMerge:
         """Note the micro-steps that were dropped in partial rounds."""
         import paddle
 
-        is_known = self._has_stepped or self._proof.updates or self._proof.status(_FIELDS[0])
+        is_known = self._has_stepped or updates.count() or self._proof.status(_FIELDS[0])
         # Where programs cannot be read, Paddle may merge in them.
         if paddle.in_dynamic_mode() and not is_known:
             self._set("no optimizer of Paddle's has stepped")

@@ -148,8 +148,9 @@ class PaddlesReducer:
         self.bucket_bytes: list[int] = []
         # A forward awaits its backward; the gradients of the last one are to stay local.
         self._is_awaited = self._is_local = False
-        # The running backward has reached parameters; a backward has raised after it had.
-        self._is_reached = self._is_out_of_step = False
+        # Empty if the running backward has reached parameters. Whether one has raised after it had.
+        self._unreached: list[None] = []
+        self._is_out_of_step = False
         self._passage = Passage()
         self._nested = 0
         self._watched: set[int] = set()
@@ -194,7 +195,7 @@ class PaddlesReducer:
 
     def begin(self) -> None:
         """Get ready for a backward."""
-        self._is_reached = False
+        self._unreached[:] = [None]
         self._passage.is_seen = False
         self._nested = backward.nested
 
@@ -205,7 +206,7 @@ class PaddlesReducer:
         """
         if self._strided:
             self._look_no_more()
-        if not (self._is_reached or self._passage.is_seen):
+        if self._unreached and not self._passage.is_seen:
             return
         is_first, self._is_awaited = self._is_awaited, False
         is_left_out = self._passage.is_seen or self._passage.is_unknown
@@ -232,10 +233,7 @@ class PaddlesReducer:
 
     def abandon(self) -> None:
         """Remember that a backward of this model has raised."""
-        self._is_out_of_step |= self._is_reached
-
-    def _arrive(self) -> None:
-        self._is_reached = True
+        self._is_out_of_step |= not self._unreached
 
     def _trains_sparse(self) -> bool:
         return any(
@@ -291,7 +289,8 @@ class PaddlesReducer:
         for parameter in (trained[0], trained[-1]):
             if id(parameter) not in self._watched:
                 self._watched.add(id(parameter))
-                tensors.on_gradient(parameter, weakly(self._arrive))
+                # A function in C, which holds no model.
+                tensors.on_gradient(parameter, self._unreached.clear)
         sizes = list(map(tensors.nbytes, trained))
         return made, [sum(sizes[index] for index in group) for group in groups]
 
@@ -312,21 +311,6 @@ class Passage:
 
     def _see(self, *_: Any) -> None:
         self.is_seen = True
-
-
-def weakly(method: Callable[..., None], *held: Any) -> Callable[..., None]:
-    """Return a hook that calls METHOD with the objects HELD, as long as its own object lives.
-
-    It holds neither.
-    """
-    reference, references = weakref.WeakMethod(method), [weakref.ref(item) for item in held]
-
-    def hook(*_: Any) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(*(item() for item in references))
-
-    return hook
 
 
 def _let_go(_reducer: Any) -> None:

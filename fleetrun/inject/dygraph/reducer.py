@@ -9,12 +9,13 @@ after a small sum that says which gradients the ranks have; the table says so.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..paddle_api import tensors
 from . import backward
-from .paddles_reducer import OUT_OF_STEP, SPARSE_LOOKUP, Passage, averaged, choose_groups, weakly
+from .paddles_reducer import OUT_OF_STEP, SPARSE_LOOKUP, Passage, averaged, choose_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -163,7 +164,8 @@ class Reducer:
         self._hooked.update(map(id, fresh))
         for parameter in fresh:
             # Paddle cannot remove it.
-            tensors.on_gradient(parameter, weakly(self._arrive, parameter))
+            references = weakref.ref(self), weakref.ref(parameter)
+            tensors.on_gradient(parameter, functools.partial(_notify, *references))
         tensors.make_contiguous(fresh)
 
     # `backward` calls the next three around each outermost backward.
@@ -328,3 +330,10 @@ class Reducer:
             elif counts is not None and counts[id(parameter)] and not parameter.stop_gradient:
                 average = part.reshape(parameter.shape).cast(parameter.dtype)
                 tensors.set_gradient(parameter, average)
+
+
+def _notify(reducer: weakref.ref[Reducer], parameter: weakref.ref[Any], *_: Any) -> None:
+    """Tell REDUCER, if it lives, that a gradient of PARAMETER was accumulated; hold neither."""
+    alive = reducer()
+    if alive is not None:
+        alive._arrive(parameter())

@@ -43,7 +43,7 @@ def arm(scenario: dict[str, Any], folder: Path) -> tuple[StrategySpec, evidence.
         topology=Topology(4, 2, 2),
     )
     proof = evidence.Evidence(str(folder / "proof"), spec)
-    proof.updates = 1
+    proof.count_updates = lambda: 1
 
     def fail(text: str, _: str) -> None:
         raise SystemExit(text)
