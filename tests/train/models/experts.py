@@ -129,7 +129,8 @@ def spoil(net: Any) -> None:
             parameter = dict(net.named_parameters())[name]
             parameter.set_value(parameter.numpy() + 1e-2)
 
-    counted._after.insert(0, (change, 99))
+    counted.on_update(change, "a test")
+    counted._after.insert(0, counted._after.pop())
 
 
 def main() -> dict[str, Any]:

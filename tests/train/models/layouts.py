@@ -208,9 +208,10 @@ def spoil_late(model: Any, bad_rank: str, name: str) -> None:
             parameter = getattr(parameters[0], "fw_storage", parameters[0])
             parameter.set_value(parameter.numpy() + 1e-2)
 
+    counted.on_update(spoil, "a test")
+    spoiling.append(counted._after.pop())
     # This precedes the comparison after updates 1 and 3, with `auto` also 2.
-    counted._after.insert(0, (spoil, 99))
-    spoiling.append((spoil, 99))
+    counted._after.insert(0, spoiling[-1])
 
 
 report = {}
