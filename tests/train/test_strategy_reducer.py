@@ -155,4 +155,4 @@ def test_steps_make_few_calls_in_python_beside_those_of_paddle_alone(
     ours = train(python, "calls.py", tmp_path / "ours", asked, check_ranks="auto", more=more)
     for without, with_strategy in zip(plain, ours, strict=True):
         # However many parameters there are; here 120.
-        assert 0 < with_strategy - without <= 35
+        assert 0 < with_strategy - without <= 40
