@@ -57,11 +57,12 @@ NEVER = -1
 _ALWAYS = (1, 3)
 # With `auto`: after updates 1, 2, 4, ... and then every so many.
 _EVERY = 1024
-# Each with what says for which updates it is called; None: all.
-_before: list[tuple[Callable[[Any], None], IsDue | None]] = []
-# And with the number of the last update after which it is called.
+_ALL = float("inf")
+# Each with what says for which updates it is called (None: all), and the last of all updates for
+# which it is.
+_before: list[tuple[Callable[[Any], None], IsDue | None, float]] = []
 _after: list[tuple[UpdateCallback, IsDue | None, float]] = []
-_skipped: list[tuple[UpdateCallback, IsDue | None]] = []
+_skipped: list[tuple[UpdateCallback, IsDue | None, float]] = []
 _count = 0
 # By the id of an optimizer or program: its updates so far, with those that a scaler has skipped.
 _numbers: dict[int, int] = {}
@@ -113,7 +114,7 @@ def watch() -> None:
 
 
 def on_update(
-    callback: UpdateCallback, what: str, due: IsDue | None = None, last: float = float("inf")
+    callback: UpdateCallback, what: str, due: IsDue | None = None, last: float = _ALL
 ) -> None:
     """Call CALLBACK after each update up to LAST that is DUE; WHAT names it in remarks."""
     _after.append((border.watching(what)(callback), due, last))
@@ -121,12 +122,12 @@ def on_update(
 
 def before_update(callback: Callable[[Any], None], what: str, due: IsDue | None = None) -> None:
     """Call CALLBACK with the optimizer before every update in dynamic graphs that is DUE."""
-    _before.append((border.watching(what)(callback), due))
+    _before.append((border.watching(what)(callback), due, _ALL))
 
 
 def on_skipped(callback: UpdateCallback, what: str, due: IsDue | None = None) -> None:
     """Call CALLBACK after each DUE update that a scaler has skipped, with the updates before it."""
-    _skipped.append((border.watching(what)(callback), due))
+    _skipped.append((border.watching(what)(callback), due, _ALL))
 
 
 def count() -> int:
@@ -166,15 +167,12 @@ def record(source: Any) -> None:
     """Record that SOURCE, an optimizer or a program, has just updated parameters."""
     global _count  # one process, one training
     _count += 1
-    number = _advance(source)
-    for callback, due, last in tuple(_after):
+    _call_due(_after, _advance(source), source, _count)
+
+
+def _call_due(callbacks: list[tuple[Any, IsDue | None, float]], number: int, *args: Any) -> None:
+    for callback, due, last in tuple(callbacks):
         if _count <= last and (due is None or due(number)):
-            callback(source, _count)
-
-
-def _call_due(callbacks: list[tuple[Any, IsDue | None]], number: int, *args: Any) -> None:
-    for callback, due in callbacks:
-        if due is None or due(number):
             callback(*args)
 
 

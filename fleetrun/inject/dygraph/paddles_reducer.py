@@ -148,8 +148,8 @@ class PaddlesReducer:
         self.bucket_bytes: list[int] = []
         # A forward awaits its backward; the gradients of the last one are to stay local.
         self._is_awaited = self._is_local = False
-        # Empty if the running backward has reached parameters. Whether one has raised after it had.
-        self._unreached: list[None] = []
+        # Parameters that the running backward has reached. Whether one has raised after it had.
+        self._reached: set[int] = set()
         self._is_out_of_step = False
         self._passage = Passage()
         self._nested = 0
@@ -195,7 +195,7 @@ class PaddlesReducer:
 
     def begin(self) -> None:
         """Get ready for a backward."""
-        self._unreached[:] = [None]
+        self._reached.clear()
         self._passage.is_seen = False
         self._nested = backward.nested
 
@@ -206,7 +206,7 @@ class PaddlesReducer:
         """
         if self._strided:
             self._look_no_more()
-        if self._unreached and not self._passage.is_seen:
+        if not (self._reached or self._passage.is_seen):
             return
         is_first, self._is_awaited = self._is_awaited, False
         is_left_out = self._passage.is_seen or self._passage.is_unknown
@@ -233,7 +233,7 @@ class PaddlesReducer:
 
     def abandon(self) -> None:
         """Remember that a backward of this model has raised."""
-        self._is_out_of_step |= not self._unreached
+        self._is_out_of_step |= bool(self._reached)
 
     def _trains_sparse(self) -> bool:
         return any(
@@ -290,7 +290,8 @@ class PaddlesReducer:
             if id(parameter) not in self._watched:
                 self._watched.add(id(parameter))
                 # A function in C, which holds no model.
-                tensors.on_gradient(parameter, self._unreached.clear)
+                reach = functools.partial(self._reached.add, id(parameter))
+                tensors.on_gradient(parameter, reach)
         sizes = list(map(tensors.nbytes, trained))
         return made, [sum(sizes[index] for index in group) for group in groups]
 

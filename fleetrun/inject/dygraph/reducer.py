@@ -332,7 +332,7 @@ class Reducer:
                 tensors.set_gradient(parameter, average)
 
 
-def _notify(reducer: weakref.ref[Reducer], parameter: weakref.ref[Any], *_: Any) -> None:
+def _notify(reducer: weakref.ref[Reducer], parameter: weakref.ref[Any]) -> None:
     """Tell REDUCER, if it lives, that a gradient of PARAMETER was accumulated; hold neither."""
     alive = reducer()
     if alive is not None:
