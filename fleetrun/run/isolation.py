@@ -56,6 +56,8 @@ class IsolatedCall:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(write_fd)
+        # Until the child says that it holds nothing of ours, such as ports to be released.
+        os.read(self._fd, 1)
 
     def result(
         self,
@@ -135,7 +137,6 @@ def _be_child(call: Callable[[], object], write_fd: int) -> None:
         launcher = os.getppid()
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_DFL)
-        signal.set_wakeup_fd(-1)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         libc.prctl(libc.PR_SET_NAME, b"fleetrun-asks")
@@ -147,6 +148,7 @@ def _be_child(call: Callable[[], object], write_fd: int) -> None:
         for fd in range(3):
             os.dup2(null, fd)
         os.closerange(PIPE + 1, os.sysconf("SC_OPEN_MAX"))
+        os.write(PIPE, b".")
         try:
             answer: tuple[object, str] = (call(), "")
         except Exception as error:  # noqa: BLE001 - whatever a library may raise is the answer

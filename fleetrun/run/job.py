@@ -213,8 +213,7 @@ class LaunchedJob(ObservedJob):
     def observing(self) -> list[Sink]:  # noqa: C901 - one branch for each observer
         """Return the observers that the request needs, sinks first."""
         request, messages, session = self.request, self._messages, self._session
-        is_served = request.metrics_port is not None
-        if is_served and not request.metrics_period_s:
+        if request.metrics_port is not None and not request.metrics_period_s:
             raise UsageError("--metrics_port needs a --metrics_period above 0.")
         messages.preface = lambda: self.redact(self._preface())
         console = Console(self)

@@ -198,8 +198,7 @@ class _Service:
         others: frozenset[int],
     ) -> None:
         self._pid, self._fd, self._heard, self._others = pid, fd, heard, others
-        self._shared = shared
-        self._settings = TerminalSettings()
+        self._shared, self._settings = shared, TerminalSettings()
         self._status: int | None = None
         # The last of what stops the job and what continues it, until the supervisor has stopped.
         self._is_late, self._job_control = False, 0

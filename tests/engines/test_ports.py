@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,8 @@ from waiting import until
 from fleetrun.engines.ports import Ports
 from fleetrun.errors import EnvironmentFault
 from fleetrun.host import tcp
+from fleetrun.run.isolation import IsolatedCall
+from fleetrun.run.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,6 +112,17 @@ def test_a_connection_of_the_last_run_that_lingers_does_not_matter(ports: Ports)
             accepted.close()
             assert client.recv(1) == b""
     ports.take((port,))
+
+
+def test_ports_are_free_at_once_whatever_a_child_is_asked_meanwhile(ports: Ports) -> None:
+    # A restart takes the ports of the last attempt, while git may still be asked in a child.
+    (port,) = ports.free(1)
+    loop = Loop()
+    abandon = IsolatedCall(partial(time.sleep, 60)).watch(loop, lambda _: None)
+    ports.close()
+    ports.take((port,))
+    abandon()
+    loop.close()
 
 
 def test_two_hosts_on_loopback_may_have_the_same_ports(ports: Ports) -> None:
