@@ -118,10 +118,13 @@ def test_s15_paddle_and_python_both_show_a_crash(tmp_path: Path) -> None:
 
 def test_s20_an_error_of_a_data_loader_ends_in_the_ranks_records(tmp_path: Path) -> None:
     code = """
-import atexit
+import atexit, threading
 import paddle
-# Paddle may hang where it ends the workers of a loader that has failed.
-atexit.register(os._exit, 1)
+def end():
+    # Paddle may hang where it ends the workers of a loader that has failed; its reader says why.
+    [thread.join(60) for thread in threading.enumerate() if "_thread_loop" in thread.name]
+    os._exit(1)
+atexit.register(end)
 class Data(paddle.io.Dataset):
     def __len__(self): return 8
     def __getitem__(self, index): raise ValueError("bad sample")
