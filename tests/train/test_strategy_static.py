@@ -249,6 +249,7 @@ def test_a_merged_program_may_sum_more_than_gradients(python: Path, tmp_path: Pa
         ("shared", "two programs update the same parameters"),
         ("losses", "can minimize one loss of a static program only"),
         ("averaged", "would average its parameters"),
+        ("averaged by hand", "would average its parameters"),
     ),
     indirect=["python"],
 )

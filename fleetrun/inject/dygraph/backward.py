@@ -33,7 +33,6 @@ class BackwardListener(Protocol):
 _listeners: list[weakref.ref[BackwardListener]] = []
 # They may change gradients when a backward ends.
 _last_listeners: list[BackwardListener] = []
-_is_patched = False
 _is_running = False
 # How many backwards have run inside others so far, as in recomputation.
 nested = 0
@@ -51,13 +50,11 @@ def listen_last(listener: BackwardListener) -> None:
     _last_listeners.append(listener)
 
 
+@functools.lru_cache
 def patch(core: ModuleType) -> None:
     """Patch the one function of Paddle's CORE that every backward calls, once."""
-    global _is_patched  # one Paddle
-    if not _is_patched:
-        _is_patched = True
-        core.eager.run_backward = _observed(core.eager.run_backward)
-        core.eager._add_backward_final_hook = _postponing(core.eager._add_backward_final_hook)
+    core.eager.run_backward = _observed(core.eager.run_backward)
+    core.eager._add_backward_final_hook = _postponing(core.eager._add_backward_final_hook)
 
 
 def _postponing(add: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:

@@ -66,18 +66,26 @@ def settle(main: Any, startup: Any) -> None:
     # A program that is built again, as to resume, finds its counters in the checkpoint.
     key = zlib.crc32(" ".join(sorted(_merging[main])).encode())
     for name in _COUNTERS:
-        own = f"{name}_{key}"
         for renamed in (main, startup):
-            renamed.global_block()._rename_var(name, own)
+            renamed.global_block()._rename_var(name, f"{name}_{key}")
             renamed._sync_with_cpp()
 
 
 def check(main: Any) -> None:
     """Raise Disproved if MAIN, which merges, averages its parameters by its own operators."""
-    for op in main.global_block().ops if main in _merging else ():
+    block, derived, is_kept = main.global_block(), set(), False
+    for op in block.ops if main in _merging else ():
         is_average = op.has_attr("op_namescope") and "moving_average" in op.attr("op_namescope")
         if is_average or op.type == "average_accumulates":
             raise border.Disproved(_AVERAGED)
+        if program.holds_updates(op):
+            # After the last one, what scripts keep of parameters is an average by hand.
+            derived, is_kept = set(_merging[main]), False
+        elif not derived.isdisjoint(op.input_arg_names):
+            derived.update(op.output_arg_names)
+            is_kept |= any(block.var(name).persistable for name in op.output_arg_names)
+    if is_kept:
+        raise border.Disproved(_AVERAGED)
 
 
 def _ran(main: Any, is_updated: bool) -> None:  # noqa: FBT001 - a callback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -26,15 +27,11 @@ _runs: weakref.WeakKeyDictionary[Any, _TrainingRuns] = weakref.WeakKeyDictionary
 # All that merge, even of programs that are gone.
 _merging: list[_TrainingRuns] = []
 _callbacks: list[Callable[[Any, bool], None]] = []
-_is_watched = False
 
 
+@functools.lru_cache
 def watch(executor: Any) -> None:
-    """Count the runs by the class EXECUTOR of Paddle."""
-    global _is_watched  # one Paddle
-    if _is_watched:
-        return
-    _is_watched = True
+    """Count the runs by the class EXECUTOR of Paddle, once."""
 
     @in_place_of(executor, "run")
     def counted(run: Any, self: Any, *args: Any, **options: Any) -> Any:

@@ -73,8 +73,7 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
         evidence=packed,
         reason="no two gradients fit into one allreduce",
     )
-    off = "fuse_all_reduce_ops is off"
-    name = "fuse_grad_size_in_MB"
+    name, off = "fuse_grad_size_in_MB", "fuse_all_reduce_ops is off"
     in_effect = settings.effective(name)
     if in_effect == "auto":
         in_effect = auto_limit_mb(sum(sizes))

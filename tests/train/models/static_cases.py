@@ -155,6 +155,9 @@ def program(case: str, *, is_shared: bool) -> tuple[Any, Any, Any, Any]:
                 shared.minimize(loss * 2, startup)
             if case == "averaged":
                 paddle.incubate.ModelAverage(0.5)
+            if case == "averaged by hand":
+                mean = static.create_global_var([8, 8], 0.0, "float32", persistable=True)
+                paddle.assign(mean * 0.9 + parameters[0] * 0.1, mean)
             for parameter in main.all_parameters():
                 # As a script that unfreezes a model does; statistics stay untrained.
                 parameter.trainable = True
