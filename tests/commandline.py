@@ -109,7 +109,10 @@ class Launcher(Job):
                 assert_no_survivors(self.marker)
             else:
                 assert_no_survivors(self.marker, self.leeway_s if process.returncode else 0.0)
-        return Ended(process.returncode, out, (err or b"").decode(errors="replace"))
+        stderr = (err or b"").decode(errors="replace")
+        # For a test that fails: pytest shows it.
+        print(stderr, file=sys.stderr)
+        return Ended(process.returncode, out, stderr)
 
 
 class Command(Launcher):
