@@ -36,6 +36,8 @@ _SAME_SIZE = frozenset(
 LATE_S = 2.0
 # An asynchronous collective that a rank finds open this long after its call keeps it waiting.
 _SETTLED_S = 0.5
+# The most ranks of which each gets a sentence.
+_MOST_NAMED = 4
 
 
 class FlightFinding(NamedTuple):
@@ -99,7 +101,7 @@ def verdict(
     waits = _waits(known, until)
     awaited = _awaited_alone(waits)
     if awaited:
-        return tuple(_describe_missing(rank, waits, job) for rank in awaited[:4])
+        return tuple(_describe_missing(rank, waits, job) for rank in awaited[:_MOST_NAMED])
     cycle = _find_cycle(waits)
     if cycle:
         return (_describe_cycle(cycle, job),)

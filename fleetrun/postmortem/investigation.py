@@ -28,8 +28,8 @@ from fleetrun.rundir.rankfile import ErrorReport
 from fleetrun.rundir.reportfile import ProcessEnd, ReportRecord, RestartRecord
 from fleetrun.text import counted, sentence
 
-# The most of an exception's line.
-_LONGEST = 300
+# The most facts of one kind.
+_MOST_FACTS = 4
 _STOPPED_BY = frozenset((2, 9, 15))
 # How Paddle's reducer crashes when a peer is lost, and the remedy.
 _CRASHES = frozenset((signal.SIGABRT, signal.SIGSEGV))
@@ -150,7 +150,7 @@ def _early_ends(plan: LaunchPlan, outcome: Outcome, failed_at: float) -> list[st
                 f"{max(failed_at - ended.at, 0.0):.1f} s before; its log is "
                 f"{names.log_paths(plan, spec, ended.attempt)[0]}."
             )
-    return facts[:4]
+    return facts[:_MOST_FACTS]
 
 
 def _still_stopped(plan: LaunchPlan, failed_at: float) -> list[str]:
@@ -182,9 +182,9 @@ def _failed_threads(plan: LaunchPlan, outcome: Outcome, culprit: Exited | None =
         lines = after.split("\n")[2:]
         error = next((line for line in lines if not line.startswith(" ")), "")
         if mark:
-            who = sentence(ended.label)
-            facts.append(f"{who} had lost a thread to {error[:_LONGEST]}; its log is {log}.")
-    return facts[:4]
+            who, why = sentence(ended.label), error[: lastlines.LONGEST]
+            facts.append(f"{who} had lost a thread to {why}; its log is {log}.")
+    return facts[:_MOST_FACTS]
 
 
 def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victim, ...]:

@@ -30,7 +30,7 @@ _IN_EXECUTOR = " raises an exception "
 _SUMMARY = "Error Message Summary:"
 _FRAME = re.compile(r'\s+File "(.+)", line ([0-9]+)')
 # The most of a message that one line has, and of a line: an exception may quote a whole tensor.
-_LONGEST, _LONGEST_LINE = 300, 2000
+LONGEST, _LONGEST_LINE = 300, 2000
 
 
 def tail(path: str) -> str:
@@ -81,8 +81,8 @@ def in_one_line(kind: str, message: str, stack: Sequence[str]) -> str:
     """
     text = message.partition(_SUMMARY)[2] or message
     first = next((line.strip() for line in text.split("\n") if line.strip(" \r-")), "")
-    if len(first) > _LONGEST:
-        first = f"{first[: _LONGEST - 1]}…"
+    if len(first) > LONGEST:
+        first = f"{first[: LONGEST - 1]}…"
     where = ""
     for line in stack:
         match = re.match(_FRAME, line)
