@@ -200,7 +200,7 @@ def test_one_rank_trains_static_graphs_on_a_plugin(tmp_path: Path) -> None:
 def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
     python: Path, tmp_path: Path
 ) -> None:
-    cases = ("momentum", "adam", "adamw", "clip", "rate", "norm", "resumed", "chosen")
+    cases = ("momentum", "adam", "adamw", "clip", "rate", "norm", "resumed", "chosen", "kept")
     merged = train(
         python,
         tmp_path / "merged",
@@ -250,6 +250,7 @@ def test_a_merged_program_may_sum_more_than_gradients(python: Path, tmp_path: Pa
         ("losses", "can minimize one loss of a static program only"),
         ("averaged", "would average its parameters"),
         ("averaged by hand", "would average its parameters"),
+        ("clipped by hand", "or clip them, in each run"),
     ),
     indirect=["python"],
 )

@@ -25,8 +25,8 @@ _TWO_PROGRAMS = (
     " minimize each loss for parameters of its own."
 )
 _AVERAGED = (
-    "gradient_merge: the program would average its parameters (EMA) in each run, not once for each"
-    " update: use the strategy without gradient_merge, or average them in the script after updates."
+    "gradient_merge: the program would average its parameters (EMA), or clip them, in each run, not"
+    " once for each update: use the strategy without it, or do this in the script after updates."
 )
 # The names of the parameters that each merging program updates.
 _merging: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
@@ -73,18 +73,20 @@ def settle(main: Any, startup: Any) -> None:
 
 def check(main: Any) -> None:
     """Raise Disproved if MAIN, which merges, averages its parameters by its own operators."""
-    block, derived, is_kept = main.global_block(), set(), False
-    for op in block.ops if main in _merging else ():
-        is_average = op.has_attr("op_namescope") and "moving_average" in op.attr("op_namescope")
-        if is_average or op.type == "average_accumulates":
-            raise border.Disproved(_AVERAGED)
+    block, parameters = main.global_block(), _merging.get(main, frozenset())
+    # What depends on batches, as metrics do; and what each other variable is computed from.
+    fed = {name for name, variable in block.vars.items() if variable.is_data}
+    origins: dict[str, set[str]] = {}
+    for op in block.ops if parameters else ():
         if program.holds_updates(op):
-            # After the last one, what scripts keep of parameters is an average by hand.
-            derived, is_kept = set(_merging[main]), False
-        elif not derived.isdisjoint(op.input_arg_names):
-            derived.update(op.output_arg_names)
-            is_kept |= any(block.var(name).persistable for name in op.output_arg_names)
-    if is_kept:
+            continue
+        if fed.isdisjoint(op.input_arg_names):
+            read = set().union(*(origins.get(name, {name}) for name in op.input_arg_names))
+            origins.update(dict.fromkeys(op.output_arg_names, read))
+        else:
+            fed.update(op.output_arg_names)
+    # Copies of parameters, and their norms, are as if they were made once.
+    if any(name in read and read & parameters for name, read in origins.items()):
         raise border.Disproved(_AVERAGED)
 
 

@@ -155,6 +155,8 @@ def program(case: str, *, is_shared: bool) -> tuple[Any, Any, Any, Any]:
                 shared.minimize(loss * 2, startup)
             if case == "averaged":
                 paddle.incubate.ModelAverage(0.5)
+            if case == "clipped by hand":
+                paddle.assign(paddle.clip(parameters[0], -0.1, 0.1), parameters[0])
             if case == "averaged by hand":
                 mean = static.create_global_var([8, 8], 0.0, "float32", persistable=True)
                 paddle.assign(mean * 0.9 + parameters[0] * 0.1, mean)
@@ -165,7 +167,17 @@ def program(case: str, *, is_shared: bool) -> tuple[Any, Any, Any, Any]:
             main.gradients = static.append_backward(loss)
         else:
             method.minimize(loss, startup, *chosen)
+        if case == "kept":
+            keep(main.global_block().var("x"), parameters)
     return main, startup, loss, method
+
+
+def keep(x: Any, parameters: list[Any]) -> None:
+    """Copy PARAMETERS, and measure with them, as scripts do after `minimize`."""
+    copied = static.create_global_var([8, 8], 0.0, "float32", persistable=True)
+    paddle.assign(parameters[0], copied)
+    seen = static.create_global_var([8], 0.0, "float32", persistable=True)
+    paddle.assign(seen + paddle.mean(x @ parameters[0], 0), seen)
 
 
 def value(name: str) -> Any:
