@@ -74,17 +74,15 @@ def settle(main: Any, startup: Any) -> None:
 def check(main: Any) -> None:
     """Raise Disproved if MAIN, which merges, averages its parameters by its own operators."""
     block, parameters = main.global_block(), _merging.get(main, frozenset())
-    # What depends on batches, as metrics do; and what each other variable is computed from.
+    # What depends on batches, as metrics and updates do; what all other variables depend on.
     fed = {name for name, variable in block.vars.items() if variable.is_data}
     origins: dict[str, set[str]] = {}
     for op in block.ops if parameters else ():
-        if program.holds_updates(op):
-            continue
         if fed.isdisjoint(op.input_arg_names):
             read = set().union(*(origins.get(name, {name}) for name in op.input_arg_names))
             origins.update(dict.fromkeys(op.output_arg_names, read))
         else:
-            fed.update(op.output_arg_names)
+            fed |= set(op.output_arg_names) - parameters
     # Copies of parameters, and their norms, are as if they were made once.
     if any(name in read and read & parameters for name, read in origins.items()):
         raise border.Disproved(_AVERAGED)
