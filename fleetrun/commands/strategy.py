@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 from click.shell_completion import CompletionItem
 
+from fleetrun import yamlfile
 from fleetrun.cli import parser, types
 from fleetrun.cli.types import among
 from fleetrun.commands import tables
@@ -62,12 +61,13 @@ def _show(name: str) -> int:
         field
         for field in fields.TABLE
         if field is known
-        or (not known and any(word in (k.name, f"{field.name}.{k.name}") for k in field.keys))
+        # Of parts the last names are enough: pp_configs of hybrid_configs.
+        or (not known and any(f".{word}." in f".{field.name}.{k.name}." for k in field.keys))
     ]
     # A preset's text alone, so that it can be saved as a file; amp is a field, too.
     if name in load.PRESETS or not matches:
         path = load.find(name, fields.by_name(fields.STRATEGY))
-        return put(visible_lines(Path(path).read_text(encoding="utf-8")))
+        return put(visible_lines(yamlfile.text_of(path, "this strategy")))
     return put(visible_lines("\n".join(map(explanation.page, matches))))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,6 +63,8 @@ def test_show_says_what_a_field_comes_to_why_that_is_known_and_how_it_is_written
     assert "GPU" in out.partition("Evidence")[2]
     assert "fleetrun --set nccl_comm_num=VALUE train.py" in out
     assert "If it is false" in strategy(capsys, "show", "sync_nccl_allreduce").out
+    for part in ("k_steps", "pp_configs", "mp_configs.mp_async_allreduce"):
+        assert part in strategy(capsys, "show", part).out
 
 
 def test_validate_says_all_that_is_wrong_line_by_line(
@@ -147,6 +150,7 @@ def test_explain_sorts_the_places_by_what_happens_there(
         (["show", ""], 'there is no file "", nor a preset'),
         (["show", "nccl_com_num"], "nor a preset of that name; did you mean nccl_comm_num?"),
         (["show", "comm_fuson"], "nor a preset of that name; did you mean comm_fusion?"),
+        (["show", sys.executable], ": this strategy is not UTF-8 text."),
         (["explain", "amp", "--paddle=1.8"], "--paddle=1.8: give one of 2.6.2, 3.3.1."),
         (["explain", "nope"], "presets are recommended, "),
     ],
