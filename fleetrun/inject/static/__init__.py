@@ -84,7 +84,7 @@ def _rewrite(module: Any, proof: Evidence) -> None:
             proof.note(newer)
             return result
         minimized.add(loss.block.program)
-        refuse(refusals.sparse(loss.block.program))
+        refuse(refusals.after(loss.block.program, self.worker_num()))
         _run_passes(self, loss.block.program, startup)
         return result
 
@@ -99,7 +99,5 @@ def _run_passes(fleet: Any, main: Any, startup: Any) -> None:
     if ranks > 1 and fuse_allreduce.rewrites():
         fuse_allreduce.run(main, startup, fleet)
     program.keep_order(main)
-    fuses = settings.effective("fuse_all_optimizer_ops")
-    counting.expect(
-        main, before=before, ranks=ranks, merges=fused_optimizer.run(main) if fuses else ""
-    )
+    merges = fused_optimizer.run(main) if settings.effective("fuse_all_optimizer_ops") else ""
+    counting.expected[main] = counting.Expectation(before, ranks, merges)

@@ -34,12 +34,8 @@ class Expectation(NamedTuple):
 
 
 _watching = border.watching("the count of operators")
-_expected: weakref.WeakKeyDictionary[Any, Expectation] = weakref.WeakKeyDictionary()
-
-
-def expect(main: Any, *, before: int, ranks: int, merges: str) -> None:
-    """Remember that MAIN had BEFORE allreduces, and why no updates were merged (MERGES)."""
-    _expected[main] = Expectation(before, ranks, merges)
+# By program that was rewritten.
+expected: weakref.WeakKeyDictionary[Any, Expectation] = weakref.WeakKeyDictionary()
 
 
 def watch(module: Any, spec: StrategySpec, proof: Evidence) -> None:
@@ -65,8 +61,8 @@ def watch(module: Any, spec: StrategySpec, proof: Evidence) -> None:
         # Paddle would prune the block of merged updates, and train nothing.
         is_merging = any(map(program.holds_updates, whole.global_block().ops))
         pruned = main if is_merging else prune(main, *args, **options)
-        if whole in _expected:
-            _expected[program_runs.bare(pruned)] = _expected[whole]
+        if whole in expected:
+            expected[program_runs.bare(pruned)] = expected[whole]
         return pruned
 
     atexit.register(_watching(lambda: proof.note_dropped(program_runs.dropped())))
@@ -81,10 +77,10 @@ def report(main: Any, running: Any, spec: StrategySpec, proof: Evidence) -> None
         gradient_merge.check(main)
         program_runs.merge(main, steps)
     proof.graph = "static"
-    expectation = _expected.get(main)
+    expectation = expected.get(main)
     if expectation is not None:
         reduction_report.report(running, expectation.before, expectation.ranks, proof)
-    elif _expected:
+    elif expected:
         # The strategy does not apply to a program made without fleet, so it is not reported.
         return
     for name, evidence, reason in (

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import parameter_servers, settings
 from ..evidence import device_kind
+from . import program
 from .cpu import gloo
 
 PIR = (
@@ -33,27 +34,33 @@ _SPARSE = (
     "Paddle's static graphs cannot sum the sparse gradient {name} over ranks on CPUs: make its"
     " Embedding with sparse=False."
 )
+# Its optimizer of one field replaces that of another, which would have written the allreduces.
+_APART = (
+    "Fleet of Paddle {version} sums no gradient of this program, and ranks would train apart: use"
+    " fewer fields of the strategy together, as gradient_merge without sharding."
+)
 
 
 def before(ranks: int, *, is_second: bool) -> str:
     """Return why RANKS cannot minimize a loss, the second one of its program if IS_SECOND."""
-    kind = device_kind()
-    text = ""
+    kind, version = device_kind(), _version()
     # With one rank most programs survive it; with merging, each counts the runs of both.
     if is_second and (ranks > 1 or settings.is_on("gradient_merge")):
-        text = _TWO_LOSSES
-    elif ranks > 1 and kind not in ("cpu", "gpu", "xpu", "") and not parameter_servers.are_used():
-        text = _PLUG_INS
-    return text.format(version=_version(), kind=kind)
+        return _TWO_LOSSES.format(version=version)
+    if ranks > 1 and kind not in ("cpu", "gpu", "xpu", "") and not parameter_servers.are_used():
+        return _PLUG_INS.format(version=version, kind=kind)
+    return ""
 
 
-def sparse(main: Any) -> str:
-    """Return why ranks on CPUs cannot sum a gradient of MAIN, or nothing."""
+def after(main: Any, ranks: int) -> str:
+    """Return why RANKS cannot train MAIN, as Paddle has rewritten it, or nothing."""
     for block in main.blocks if gloo.is_used() else ():
         for name, variable in block.vars.items():
             if "SELECTED_ROWS" in str(variable.type):
                 return _SPARSE.format(name=name)
-    return ""
+    sends = any(op.has_attr("ring_id") for op in program.operators(main))
+    is_alone = ranks == 1 or parameter_servers.are_used() or not program.updates(main)
+    return "" if sends or is_alone else _APART.format(version=_version())
 
 
 def needs_older_programs() -> str:

@@ -23,9 +23,8 @@ def number() -> int:
 
 def open_rings(startup: Any, fleet: Any) -> list[BucketRing]:
     """Open the communicators that the strategy requests; all ranks must call this."""
-    ranks = fleet.worker_num()
     if gloo.is_used() and number() > 1:
-        opened = channels.open_channels(fleet.worker_index(), ranks, number())
+        opened = channels.open_channels(fleet.worker_index(), fleet.worker_num(), number())
         return [BucketRing(channel.ring, channel) for channel in opened]
     first = channels.FIRST
     several = range(first + 1, first + number()) if has_communicator_for_each_ring() else ()

@@ -60,6 +60,9 @@ SCENARIOS: dict[str, dict[str, Any]] = {
             },
         }
     },
+    "merging shards": {
+        "strategy": {**MERGE, "sharding": True, "sharding_configs": {"sharding_degree": 4}}
+    },
     "streams": {"strategy": {"calc_comm_same_stream": True, "sync_nccl_allreduce": True}},
     "sync_batch_norm": {"strategy": {"sync_batch_norm": True}},
     "communicators on GPUs": {
@@ -193,6 +196,10 @@ def test_a_second_loss_in_a_program_is_refused_as_paddle_crashes_there(
     built: Built, name: str
 ) -> None:
     assert "can minimize one loss of a static program only" in built.error(name)
+
+
+def test_ranks_whose_gradients_paddle_would_not_sum_are_refused(built: Built) -> None:
+    assert "ranks would train apart" in built.error("merging shards")
 
 
 def test_communicators_on_gpus_are_as_many_as_paddle_really_has(built: Built) -> None:
