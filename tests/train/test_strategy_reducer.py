@@ -133,6 +133,9 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(tmp_path: Pat
     assert ranks[0]["weights"] == ranks[1]["weights"]
     fields = {field["name"]: field for field in evidence(tmp_path / "moot")["fields"]}
     assert "as built" in fields["fuse_grad_size_in_MB"]["evidence"]
+    few = fields["nccl_comm_num"]
+    assert few["reason"] == "there are too few to share: 1 allreduce"
+    assert few["reason"] not in few["evidence"]
     assert {name: field["status"] for name, field in fields.items()} == {
         **dict.fromkeys(asked, "no_difference"),
         "nccl_comm_num": "no_effect",

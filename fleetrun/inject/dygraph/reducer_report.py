@@ -144,9 +144,9 @@ class ReducerReport:
         few, name = "", "nccl_comm_num"
         if number < int(settings.effective(name, 1)):
             few = self.why_paddles or f"there are too few to share: {sent}"
-        evidence = f"{plural(number, 'communicator')}{' in turn' * (number > 1)}; {few or beside}"
-        why_not = few * (number == 1)
-        self._set(name, evidence, is_moot=number == 1, why_not=why_not, used=number)
+        details = few * (number > 1) or beside
+        evidence = f"{plural(number, 'communicator')}{' in turn' * (number > 1)}; {details}"
+        self._set(name, evidence, is_moot=number == 1, why_not=few * (number == 1), used=number)
 
     def _report_hierarchy(self, groups: Sequence[Sequence[int]], nranks: int) -> None:
         switch, group_size = HIERARCHY
