@@ -103,8 +103,10 @@ def _schedulers(merge: GradientMerge, module: ModuleType) -> None:
     One that is stepped once in several steps (per epoch) advances whenever the script steps it.
     """
 
-    def schedule(step: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        for current in merge.all():
+    def schedule(kind: Any, step: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # The step of a subclass may call that of its base.
+        is_outermost = kind is next(base for base in type(self).__mro__ if "step" in vars(base))
+        for current in merge.all() if is_outermost else ():
             if getattr(current.optimizer(), "_learning_rate", None) is self:
                 together, current.steps_unscheduled = current.steps_unscheduled <= 1, 0
                 if together and not current.is_updated and kwargs.get("epoch") is None:
@@ -113,7 +115,7 @@ def _schedulers(merge: GradientMerge, module: ModuleType) -> None:
 
     def wrap(kind: Any) -> None:
         if "step" in vars(kind):
-            in_place_of(kind, "step")(schedule)
+            in_place_of(kind, "step")(functools.partial(schedule, kind))
 
     updates.wrap_subclasses(module.LRScheduler, wrap)
 

@@ -85,6 +85,13 @@ class Numbered(paddle.optimizer.SGD):  # type: ignore[misc, unused-ignore]
         super().step()
 
 
+class Halved(paddle.optimizer.lr.StepDecay):  # type: ignore[misc, unused-ignore]
+    """A scheduler whose step calls that of its base."""
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+
+
 def with_one_twice(net: Any) -> list[Any]:
     """Return the parameters of NET, one of them twice, as of two layers that share it."""
     return [*net.parameters(), net[0].weight]
@@ -354,6 +361,21 @@ for way in (adversaries, apart, together, swapped):
     way(shared, sgd, partial(next, batches([rank], 4, 6)))
     way([*pairs[1]], by_hands, partial(next, batches([0, 1], 4, 6)))
     report[way.__name__] = {"weights": weights(pairs[0]), "alone": weights(pairs[1])}
+# Epochs of three micro-steps, some of which end within a round.
+net, alone = twins(new)
+halved = Halved(RATE, step_size=1, gamma=0.5)
+model, by_hand = paddle.DataParallel(net), ByHand(RATE, alone.parameters(), MICRO)
+scheduled = paddle.optimizer.SGD(halved, parameters=net.parameters())
+for number in range(STEPS):
+    once(model, rows([number], [rank]))
+    once(alone, rows([number], [0, 1]))
+    for method in (scheduled, by_hand):
+        method.step()
+        method.clear_grad()
+    if number % 3 == 2:
+        halved.step()
+        by_hand.rate /= 2
+report["scheduled"] = {"weights": weights(net), "alone": weights(alone)}
 
 
 def stop(script: Callable[[Any, Any, int], object]) -> str:
