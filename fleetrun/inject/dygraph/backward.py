@@ -8,6 +8,7 @@ copies there. So those hooks wait here until the outermost backward has ended an
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +35,8 @@ _listeners: list[weakref.ref[BackwardListener]] = []
 # They may change gradients when a backward ends.
 _last_listeners: list[BackwardListener] = []
 _is_running = False
+# The backward of another thread waits for its turn: it is no nested one.
+_turn = threading.RLock()
 # How many backwards have run inside others so far, as in recomputation.
 nested = 0
 # Final hooks that the running backward, or one nested in it, has called.
@@ -71,30 +74,31 @@ def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     def run_backward(*args: Any, **options: Any) -> Any:
         global _is_running, nested  # autograd of one process
-        if _is_running:
-            nested += 1
-            return run(*args, **options)
-        reducers: list[Any] = [*filter(None, (reference() for reference in _listeners))]
-        several = [*reducers, *_last_listeners]
-        for listener in several:
-            listener.begin()
-        _is_running = True
-        try:
-            result = run(*args, **options)
-        except BaseException:
+        with _turn:
+            if _is_running:
+                nested += 1
+                return run(*args, **options)
+            reducers: list[Any] = [*filter(None, (reference() for reference in _listeners))]
+            several = [*reducers, *_last_listeners]
             for listener in several:
-                listener.abandon()
-            raise
-        finally:
-            _is_running = False
-        for listener in reducers:
-            listener.finish()
-        hooks = _final_hooks[:]
-        _final_hooks.clear()
-        for hook in hooks:
-            hook()
-        for listener in _last_listeners:
-            listener.finish()
-        return result
+                listener.begin()
+            _is_running = True
+            try:
+                result = run(*args, **options)
+            except BaseException:
+                for listener in several:
+                    listener.abandon()
+                raise
+            finally:
+                _is_running = False
+            for listener in reducers:
+                listener.finish()
+            hooks = _final_hooks[:]
+            _final_hooks.clear()
+            for hook in hooks:
+                hook()
+            for listener in _last_listeners:
+                listener.finish()
+            return result
 
     return run_backward

@@ -275,8 +275,9 @@ class PaddlesReducer:
             model.find_unused_parameters,
         )
         for parameter in trained:
-            # Its hooks in C++, which Paddle cannot remove, refer to it without holding it.
-            weakref.finalize(parameter, _let_go, made).atexit = False
+            # Its hooks in C++, which Paddle cannot remove, refer to it without holding it: the
+            # argument of a finalizer that does nothing stays as long as the parameter.
+            weakref.finalize(parameter, id, made).atexit = False
         scripts = _of_scripts_layers(model)
         for parameter in tensors.maybe_strided(trained):
             key = id(parameter)
@@ -312,7 +313,3 @@ class Passage:
 
     def _see(self, *_: Any) -> None:
         self.is_seen = True
-
-
-def _let_go(_reducer: Any) -> None:
-    """Do nothing: a finalizer holds its arguments until it is called."""

@@ -57,15 +57,11 @@ def make_contiguous(parameters: Sequence[Any]) -> None:
 
 def maybe_strided(parameters: Sequence[Any]) -> list[Any]:
     """Return those of PARAMETERS whose gradients may be strided; vectors only by scripts' hooks."""
-    if not _are_views_strided():
+    paddle: Any = sys.modules["paddle"]
+    # Vendors' plug-ins disable strided gradients of views.
+    if not paddle.get_flags([_STRIDES])[_STRIDES]:
         return []
     return [parameter for parameter in parameters if parameter.ndim > 1]
-
-
-def _are_views_strided() -> bool:
-    """Whether the gradient of a view may be strided: vendors' plug-ins disable that."""
-    paddle: Any = sys.modules["paddle"]
-    return bool(paddle.get_flags([_STRIDES])[_STRIDES])
 
 
 def gradients(parameters: Sequence[Any]) -> list[Any]:
