@@ -59,7 +59,7 @@ def watch(module: Any, spec: StrategySpec, proof: Evidence) -> None:
     def _prune_program(prune: Any, _executor: Any, main: Any, *args: Any, **options: Any) -> Any:
         whole = program_runs.bare(main)
         # Paddle would prune the block of merged updates, and train nothing.
-        is_merging = any(map(program.holds_updates, whole.global_block().ops))
+        is_merging = any(map(program.merged_updates, whole.global_block().ops))
         pruned = main if is_merging else prune(main, *args, **options)
         if whole in expected:
             expected[program_runs.bare(pruned)] = expected[whole]
@@ -72,7 +72,7 @@ def watch(module: Any, spec: StrategySpec, proof: Evidence) -> None:
 def report(main: Any, running: Any, spec: StrategySpec, proof: Evidence) -> None:
     """Report the operators of RUNNING, which the executor made of MAIN."""
     steps = int((settings.effective("gradient_merge_configs") or {}).get("k_steps", 1))
-    is_merging = any(map(program.holds_updates, running.global_block().ops))
+    is_merging = any(map(program.merged_updates, running.global_block().ops))
     if is_merging:
         gradient_merge.check(main)
         program_runs.merge(main, steps)

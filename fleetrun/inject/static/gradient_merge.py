@@ -61,7 +61,7 @@ def settle(main: Any, startup: Any) -> None:
     _merging[main] = frozenset(name for op in program.updates(main) for name in op.input("Param"))
     for op in main.global_block().ops:
         # Clones for tests are made without what has this role.
-        if program.holds_updates(op) or _COUNTERS[0] in op.input_arg_names:
+        if program.merged_updates(op) or _COUNTERS[0] in op.input_arg_names:
             op._set_attr("op_role", program.OPTIMIZE)
     # A program that is built again, as to resume, finds its counters in the checkpoint.
     key = zlib.crc32(" ".join(sorted(_merging[main])).encode())

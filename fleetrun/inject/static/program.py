@@ -79,12 +79,12 @@ def written_by_forward(program: Any) -> set[str]:
     }
 
 
-def holds_updates(op: Any) -> bool:
-    """Whether the operator OP runs a block on some steps, which updates parameters."""
+def merged_updates(op: Any) -> list[Any]:
+    """Return the operators of the block that OP runs on some steps, if it updates parameters."""
     if op.type != "conditional_block":
-        return False
-    block = op.block.program.blocks[op._block_attr_id("sub_block")]
-    return any({"Param", "Grad"} <= set(inner.input_names) for inner in block.ops)
+        return []
+    ops: list[Any] = op.block.program.blocks[op._block_attr_id("sub_block")].ops
+    return ops if any({"Param", "Grad"} <= set(inner.input_names) for inner in ops) else []
 
 
 def bytes_of(block: Any, name: str) -> int | None:
@@ -122,7 +122,7 @@ def keep_order(program: Any) -> None:
     """Make each collective of PROGRAM depend on the previous one in its block, as on all ranks."""
     for block in program.blocks:
         # No executor orders what is in another block, as merged updates are.
-        others = [*map(holds_updates, block.ops)]
+        others = [any(it.has_attr("ring_id") for it in merged_updates(op)) for op in block.ops]
         kinds = {*_UNORDERED, *(ALLREDUCES if any(others) else ())}
         places = [i for i, op in enumerate(block.ops) if others[i] or op.type in kinds]
         # Backwards, so that earlier indexes stay valid.

@@ -60,6 +60,12 @@ SCENARIOS: dict[str, dict[str, Any]] = {
             },
         }
     },
+    "shards that accumulate": {
+        "strategy": {
+            "sharding": True,
+            "sharding_configs": {"sharding_degree": 4, "gradient_merge_acc_step": 2},
+        }
+    },
     "merging shards": {
         "strategy": {**MERGE, "sharding": True, "sharding_configs": {"sharding_degree": 4}}
     },
@@ -235,6 +241,8 @@ def test_each_paddle_shards_where_it_can(built: Built) -> None:
     assert built.outcome("sharding", "sharding") == ("effective", "6 broadcast, 6 reduce")
     # Twelve collectives, in a chain.
     assert built.main("sharding")["depend"] == 11
+    # The block of updates has none; Paddle could not order it, either.
+    assert built.main("shards that accumulate")["depend"] == 11
     assert "among all 4 ranks only" in built.error("sharding in groups")
 
 
