@@ -40,6 +40,7 @@ REFUSED = {
     "assigned": "without a backward",
     **dict.fromkeys(("in_turn", "nested"), "two optimizers of the same parameters"),
     "frozen_last": "freezes in an update's last micro-step",
+    "thawed_late": "freezes what they belong to during its backward",
     "alternated": "has no forward in the last one of an update",
     "clipped_together": "different rates are clipped together",
 }

@@ -27,7 +27,10 @@ CHANGED = (
 )
 NO_BACKWARD = "the script steps without a backward, or with gradients of paddle.grad"
 NOT_CLEARED = "the script does not clear the gradients of the step before"
-CLEARED_LAST = "the script clears gradients of an update's last micro-step, and steps without them"
+CLEARED_LAST = (
+    "the script clears gradients of an update's last micro-step, or freezes what they belong to"
+    " during its backward, and steps without them"
+)
 FROZEN = "the script freezes in an update's last micro-step what it has trained in an earlier one"
 NOT_AVERAGED = "a DataParallel of an earlier micro-step has no forward in the last one of an update"
 SPARSE = "a gradient is sparse: create embeddings with sparse=False"
@@ -144,7 +147,9 @@ class MergeRound:
             self._scale(parameters, undo=True)
             for parameter in parameters:
                 kept = self._kept.get(id(parameter))
-                if kept is not None and id(parameter) not in self._put_back:
+                # Nothing averages it while it is frozen.
+                is_due = not parameter.stop_gradient and id(parameter) not in self._put_back
+                if kept is not None and is_due:
                     _add_to_gradient(parameter, kept, is_cleared=id(parameter) not in self._left)
                     self._put_back.add(id(parameter))
 
@@ -224,10 +229,10 @@ class MergeRound:
             refuse(NOT_CLEARED)
         if not self.is_last:
             self.check_left()
-        elif self.merged and self._kept.keys() - self._put_back:
-            refuse(CLEARED_LAST if self._left else NO_BACKWARD)
         elif any(param.stop_gradient for param in parameters if id(param) in self._kept):
             refuse(FROZEN)
+        elif self.merged and self._kept.keys() - self._put_back:
+            refuse(CLEARED_LAST if self._left else NO_BACKWARD)
         elif self._kept.keys() & self.parallel - self.averaging:
             refuse(NOT_AVERAGED)
         # Those of the last micro-step may be other ranks' alone.

@@ -15,11 +15,6 @@ _STRIDES = "FLAGS_use_stride_kernel"
 _IS_FROZEN = operator.attrgetter("stop_gradient")
 
 
-def _core() -> Any:
-    # Not an import: it is called in every step.
-    return sys.modules["paddle.base.core"]
-
-
 def nbytes(tensor: Any) -> int:
     """Return the size of TENSOR in bytes."""
     return int(tensor.size) * int(tensor.element_size())
@@ -66,7 +61,8 @@ def maybe_strided(parameters: Sequence[Any]) -> list[Any]:
 
 def gradients(parameters: Sequence[Any]) -> list[Any]:
     """Return the gradient of each of PARAMETERS, None where there is none."""
-    grads: list[Any] = _core().eager.get_all_grads(list(parameters))
+    # Not an import: it is called in every step.
+    grads: list[Any] = sys.modules["paddle.base.core"].eager.get_all_grads(list(parameters))
     for index, gradient in enumerate(grads):
         if gradient is None and parameters[index].stop_gradient:
             # Paddle omits it while the parameter is frozen, as GANs do for a while.
@@ -100,4 +96,4 @@ def made_at(place: Any) -> AbstractContextManager[None]:
 @functools.lru_cache
 def tensor_class() -> Any:
     """Return the class of all tensors of dynamic graphs."""
-    return _core().eager.Tensor
+    return sys.modules["paddle.base.core"].eager.Tensor

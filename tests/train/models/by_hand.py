@@ -246,6 +246,16 @@ def frozen_last(model: Any, optimizer: Any, number: int) -> None:
     optimizer.clear_grad()
 
 
+def thawed_late(model: Any, optimizer: Any, number: int) -> None:
+    """Freeze a weight in the backward of the last micro-step only."""
+    weight = model.parameters()[0]
+    weight.stop_gradient = number % MICRO == MICRO - 1
+    once(model, rows([number], [rank]))
+    weight.stop_gradient = False
+    optimizer.step()
+    optimizer.clear_grad()
+
+
 def written_late(model: Any, optimizer: Any, number: int) -> None:
     """Do so by a method that leaves no trace of its own."""
     if number >= 2 * MICRO:
@@ -395,6 +405,7 @@ refused = (
         in_turn,
         nested,
         frozen_last,
+        thawed_late,
         alternated,
         clipped_together,
         sam,
