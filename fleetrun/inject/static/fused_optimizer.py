@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from . import program
@@ -27,15 +28,9 @@ MERGED = tuple(f"merged_{kind}" for kind in _KINDS)
 def run(main: Any) -> str:
     """Merge neighbouring updates with equal settings; return why none were, or nothing."""
     for block in main.blocks:
-        groups: list[list[int]] = []
-        last: object = None
-        for index, op in enumerate(block.ops):
-            key = _key(block, op)
-            if key is not None and key == last:
-                groups[-1].append(index)
-            elif key is not None:
-                groups.append([index])
-            last = key
+        keys = [_key(block, op) for op in block.ops]
+        neighbours = itertools.groupby(range(len(keys)), keys.__getitem__)
+        groups = [[*places] for key, places in neighbours if key is not None]
         for group in reversed(groups):
             if len(group) > 1:
                 _merge(block, group)

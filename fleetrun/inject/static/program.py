@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,12 +97,9 @@ def bytes_of(block: Any, name: str) -> int | None:
             return None
     except (AttributeError, ValueError):
         return None
-    count = 1
-    for extent in shape:
-        if extent < 0:
-            return None
-        count *= extent
-    return count * _SIZES.get(str(variable.dtype)[-2:], 4)
+    if any(extent < 0 for extent in shape):
+        return None
+    return int(math.prod(shape)) * _SIZES.get(str(variable.dtype)[-2:], 4)
 
 
 def count(program: Any) -> Counter[str]:
