@@ -133,7 +133,8 @@ class _Check:
         return [_Compared(optimizer, parts, ranks) for ranks, parts in copies]
 
     def _compare_program(self, program: Any, count: int) -> None:
-        if any(settings.effective(name) for name in _LOCAL) and not buckets(program):
+        is_local = any(map(settings.effective, _LOCAL)) and not buckets(program)
+        if is_local or settings.is_on("sharding"):
             self._proof.note("the ranks were not compared: with this strategy they may differ")
         elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
@@ -201,14 +202,12 @@ class _Check:
         """Whether fleetrun changes how the gradients of OWNER are summed."""
         if not hasattr(owner, "global_block"):
             return isinstance(getattr(owner, "_reducer", None), (Reducer, PaddlesReducer))
-        operators = programs.operators(owner)
-        return self._changes_programs or any(map(channels.channel_of, operators))
+        return self._changes_programs or any(map(channels.channel_of, programs.operators(owner)))
 
 
 def _has_allreduces(program: Any) -> bool:
-    return any(
-        op.type in _ALLREDUCES or channels.channel_of(op) for op in programs.operators(program)
-    )
+    ops = programs.operators(program)
+    return any(op.type in _ALLREDUCES or channels.channel_of(op) for op in ops)
 
 
 def _of_optimizer(optimizer: Any) -> list[Any]:
