@@ -237,9 +237,12 @@ def test_ranks_of_a_program_that_differ_are_named(python: Path, tmp_path: Path) 
 def test_a_merged_program_may_sum_more_than_gradients(python: Path, tmp_path: Path) -> None:
     merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
     # Paddle merges, and does not apply the other.
-    strategy = {**merge, "adaptive_localsgd": True}
+    strategy = {**merge, "adaptive_localsgd": True, "nccl_comm_num": 2}
     merged = train(python, tmp_path / "merged", "logged", strategy=strategy)
     merged.assert_right("logged")
+    # All ranks sum in one order, whichever communicator does it.
+    order = merged.ranks[0]["logged"]["order"]
+    assert order[order.index("conditional_block") - 1] == "depend"
     assert merged.field("adaptive_localsgd")["status"] == "no_effect"
 
 

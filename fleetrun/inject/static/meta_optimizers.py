@@ -31,9 +31,8 @@ def look(running: Any) -> Iterator[tuple[str, str, str]]:
         evidence = ", ".join(f"{counts[kind]} {kind}" for kind in kinds if kind in counts)
         yield name, evidence, f"{reason}; here: {present}" if name in _REPLACING else reason
     checks = counts.get("check_finite_and_unscale", 0)
-    number = sum(
-        op.type == "cast" and op.attr("out_dtype") in _SHORT for op in program.operators(running)
-    )
+    casts = [op for op in program.operators(running) if op.type == "cast"]
+    number = sum(op.attr("out_dtype") in _SHORT for op in casts)
     evidence = f"{number} casts to 16 bits, {checks} check_finite_and_unscale" if number else ""
     only_scaled = "Paddle only scales the loss here, and computes in 32 bits"
     yield "amp", evidence, only_scaled if checks else _NOT_APPLIED
@@ -43,10 +42,8 @@ def look(running: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def _recomputed(running: Any) -> tuple[str, str]:
-    recomputed = sum(
-        any(".subprog_" in name for name in op.output_arg_names)
-        for op in running.global_block().ops
-    )
+    ops = running.global_block().ops
+    recomputed = sum(any(".subprog_" in name for name in op.output_arg_names) for op in ops)
     if recomputed:
         return f"{recomputed} operators are recomputed in the backward pass", ""
     if not (settings.effective("recompute_configs") or {}).get("checkpoints"):

@@ -88,6 +88,11 @@ def merged_updates(op: Any) -> list[Any]:
     return ops if any({"Param", "Grad"} <= set(inner.input_names) for inner in ops) else []
 
 
+def _communicates(op: Any) -> bool:
+    # Over several communicators of CPUs, Python sends.
+    return op.type == "py_func" or bool(op.has_attr("ring_id"))
+
+
 def bytes_of(block: Any, name: str) -> int | None:
     """Return the size of the dense variable NAME in bytes; None if it is sparse or unknown yet."""
     variable = block._find_var_recursive(name)
@@ -120,7 +125,7 @@ def keep_order(program: Any) -> None:
     """Make each collective of PROGRAM depend on the previous one in its block, as on all ranks."""
     for block in program.blocks:
         # No executor orders what is in another block, as merged updates are.
-        others = [any(it.has_attr("ring_id") for it in merged_updates(op)) for op in block.ops]
+        others = [any(map(_communicates, merged_updates(op))) for op in block.ops]
         kinds = {*_UNORDERED, *(ALLREDUCES if any(others) else ())}
         places = [i for i, op in enumerate(block.ops) if others[i] or op.type in kinds]
         # Backwards, so that earlier indexes stay valid.

@@ -117,8 +117,7 @@ def _report_waiting(running: Any) -> None:
         evidence = f"{plural(sum(beside), 'operator')} of the computation run during {early} sums"
         if not beside:
             evidence = "Paddle's operators wait for gloo; nccl_comm_num above 1 does not wait"
-        is_moot = waits and not beside
-        holds = (early == 0) == waits
+        is_moot, holds = waits and not beside, (early == 0) == waits
         settings.report(name, holds=holds, is_moot=is_moot, evidence=evidence, reason=evidence)
         return
     # Operators of Paddle 3 do not tell.
