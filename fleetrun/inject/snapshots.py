@@ -70,7 +70,7 @@ class _Snapshots:
         self._claim = claim
         self._path = os.path.join(request.path, f"{os.environ.get('PADDLE_TRAINER_ID', '0')}.jsonl")
         # By the index of an optimizer or program: the update of the last snapshot.
-        self._sources: dict[int, Any] = {}
+        self._sources: list[Any] = []
         self._last: dict[int, int] = {}
 
     def before_update(self, optimizer: Any) -> None:
@@ -85,18 +85,16 @@ class _Snapshots:
         is_program = hasattr(source, "global_block")
         if number >= self._request.updates:
             self._place(source)
-            for known in self._sources.values():
+            for known in self._sources:
                 if is_program or not hybrid_models.is_late(updates.wrapper_of(known)):
                     self._take(known, number)
         elif is_program and number <= self._request.snapshots:
             self._take(source, number)
 
     def _place(self, source: Any) -> int:
-        place = next((key for key, known in self._sources.items() if known is source), None)
-        if place is None:
-            place = len(self._sources)
-            self._sources[place] = source
-        return place
+        if source not in self._sources:
+            self._sources.append(source)
+        return self._sources.index(source)
 
     def _take(self, source: Any, number: int) -> None:
         place = self._place(source)

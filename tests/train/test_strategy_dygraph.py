@@ -36,7 +36,7 @@ REFUSED = {
     "sam": WRITES,
     "decayed": WRITES,
     **dict.fromkeys(("noised", "signs", "written", "subtracted", "composed"), CHANGES),
-    **dict.fromkeys(("capped", "written_late"), CHANGES),
+    **dict.fromkeys(("capped", "written_late", "clipped_between"), CHANGES),
     "assigned": "without a backward",
     **dict.fromkeys(("in_turn", "nested"), "two optimizers of the same parameters"),
     "frozen_last": "freezes in an update's last micro-step",

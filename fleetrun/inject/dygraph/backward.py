@@ -32,8 +32,8 @@ class BackwardListener(Protocol):
 
 # In the order of `listen`, which is the same on all ranks; dropped with their models.
 _listeners: list[weakref.ref[BackwardListener]] = []
-# They may change gradients when a backward ends.
-_last_listeners: list[BackwardListener] = []
+# Notified after all others: they may change gradients when a backward ends.
+last_listeners: list[BackwardListener] = []
 _is_running = False
 # The backward of another thread waits for its turn: it is no nested one.
 _turn = threading.RLock()
@@ -46,11 +46,6 @@ _final_hooks: list[Callable[[], Any]] = []
 def listen(listener: BackwardListener) -> None:
     """Notify LISTENER of every outermost backward as long as it lives."""
     _listeners.append(weakref.ref(listener, _listeners.remove))
-
-
-def listen_last(listener: BackwardListener) -> None:
-    """Notify LISTENER after all others."""
-    _last_listeners.append(listener)
 
 
 @functools.lru_cache
@@ -79,7 +74,7 @@ def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
                 nested += 1
                 return run(*args, **options)
             reducers: list[Any] = [*filter(None, (reference() for reference in _listeners))]
-            several = [*reducers, *_last_listeners]
+            several = [*reducers, *last_listeners]
             for listener in several:
                 listener.begin()
             _is_running = True
@@ -97,7 +92,7 @@ def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
             _final_hooks.clear()
             for hook in hooks:
                 hook()
-            for listener in _last_listeners:
+            for listener in last_listeners:
                 listener.finish()
             return result
 

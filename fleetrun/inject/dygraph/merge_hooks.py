@@ -37,7 +37,7 @@ def install(merge: GradientMerge) -> None:
         after_import(
             f"{_SHARDED}{number}", functools.partial(_refuse_stage, f"GroupShardedStage{number}")
         )
-    backward.listen_last(merge)
+    backward.last_listeners.append(merge)
     atexit.register(merge.report_end)
 
 
@@ -167,9 +167,10 @@ def _clips(merge: GradientMerge, module: ModuleType) -> None:
         if len({owner.merged for owner in owners}) > 1:
             refuse("gradients of optimizers that step at different rates are clipped together")
         if all(owner.is_last for owner in owners):
+            norm = clip(several, *args, **kwargs)
             for owner in owners:
-                owner.has_told_norm = True
-            return clip(several, *args, **kwargs)
+                owner.adopt_clipped()
+            return norm
         return paddle.to_tensor(0.0)
 
     for name in ("clip_grad_norm_", "clip_grad_value_"):

@@ -71,9 +71,9 @@ class MergeRound:
         self._trained: set[int] = set()
         self._hooked: set[int] = set()
         # In the last micro-step: the ids of parameters whose gradients contain the kept sums,
-        # whether all are divided, and whether the script knows their norm.
+        # whether all are divided, or clipped, and whether the script knows their norm.
         self._put_back: set[int] = set()
-        self._is_divided = self.has_told_norm = False
+        self._is_divided = self._has_told_norm = self._is_clipped = False
         # The ids of parameters that models of DataParallel average, and do so in this micro-step.
         self.parallel: set[int] = set()
         self.averaging: set[int] = set()
@@ -102,17 +102,12 @@ class MergeRound:
         """Whether the next step updates the parameters."""
         return self.merged + 1 >= self.steps
 
-    @property
-    def _is_exact(self) -> bool:
-        """Whether this round compares values: Paddle's methods may write without a trace."""
-        return updates.is_due("auto", self._number)
-
     def _check_weights(self, parameters: Sequence[Any]) -> None:
         """Raise RuntimeError if trained weights have changed since the round's first backward.
 
         Between two backwards a script may change them for a while, as where it evaluates averages.
         """
-        if not self._is_exact:
+        if not updates.is_due("auto", self._number):
             return
         trained = [parameter for parameter in parameters if id(parameter) in self._trained]
         sums = dict(zip(map(id, trained), checksums.of_values(trained)))
@@ -166,6 +161,8 @@ class MergeRound:
         self._is_in_backward = False
         parameters = self.parameters
         if self._arrived:
+            if self._is_clipped:
+                refuse(CHANGED)
             self._trained |= self._arrived
             self._check_weights(parameters)
         # Those of other models' backwards have been divided again.
@@ -185,7 +182,7 @@ class MergeRound:
     def clear(self, key: int) -> None:
         """Forget the gradient of the parameter KEY (an id), which the script clears."""
         if not (self.is_updating or self._is_in_backward):
-            is_lost = self.has_told_norm and self._left.keys() == {key}
+            is_lost = self._has_told_norm and self._left.keys() == {key}
             self._used.discard(key)
             self._put_back.discard(key)
             self._left.pop(key, None)
@@ -200,11 +197,19 @@ class MergeRound:
             for parameter, gradient in zip(parameters, map(gradient_of, parameters))
             if gradient is not None and not gradient.is_selected_rows()
         }
-        exact = checksums.of_values([*dense.values()]) if self._is_exact else [0] * len(dense)
+        # In some rounds by value, too: Paddle's methods may write without a trace.
+        is_exact = updates.is_due("auto", self._number)
+        exact = checksums.of_values([*dense.values()]) if is_exact else [0] * len(dense)
         states: dict[int, tuple[int, ...]] = {id(parameter): () for parameter in parameters}
         for (key, gradient), total in zip(dense.items(), exact):
             states[key] = (gradient.inplace_version, gradient.data_ptr(), total)
         return states
+
+    def adopt_clipped(self) -> None:
+        """Take the gradients as Paddle's clipping has left them: no backward may add to them."""
+        before = self._left
+        self._left = self._states([param for param in self.parameters if id(param) in before])
+        self._has_told_norm, self._is_clipped = True, self._is_clipped or self._left != before
 
     def has_left(self, tensor: Any) -> bool:
         """Whether TENSOR, or None, is a gradient that the last backward has left."""
@@ -269,7 +274,7 @@ class MergeRound:
         self._left = {}
         self._put_back.clear()
         self.averaging.clear()
-        self._is_divided = self.has_told_norm = False
+        self._is_divided = self._has_told_norm = self._is_clipped = False
 
 
 def gradient_of(parameter: Any) -> Any:

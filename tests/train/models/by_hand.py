@@ -237,6 +237,15 @@ def capped(model: Any, optimizer: Any, number: int) -> None:
     optimizer.clear_grad()
 
 
+def clipped_between(model: Any, optimizer: Any, number: int) -> None:
+    """Clip the gradients before a second backward adds to them."""
+    once(model, rows([number], [rank]))
+    clipped(model.parameters())
+    once(model, rows([number], [rank]))
+    optimizer.step()
+    optimizer.clear_grad()
+
+
 def frozen_last(model: Any, optimizer: Any, number: int) -> None:
     """Freeze a weight in the last micro-step of each update."""
     weight = model.parameters()[0]
@@ -388,6 +397,27 @@ for number in range(STEPS):
 report["scheduled"] = {"weights": weights(net), "alone": weights(alone)}
 
 
+def clipped_apart(models: list[Any], optimizers: list[Any], batch: Any) -> None:
+    """Clip what each backward has computed before the next one."""
+    for model in models:
+        once(model, batch)
+        clipped(model.parameters())
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.clear_grad()
+
+
+pairs = twins(lambda: nn.LayerList([new(), new()]))
+shared = [paddle.DataParallel(net) for net in pairs[0]]
+sgd = [paddle.optimizer.SGD(RATE, parameters=model.parameters()) for model in shared]
+by_hands = [ByHand(RATE, net.parameters()) for net in pairs[1]]
+for number in range(MICRO * UPDATES):
+    clipped_apart(shared, sgd, rows([number], [rank]))
+for batch in large(()):
+    clipped_apart([*pairs[1]], by_hands, batch)
+report["clipped_apart"] = {"weights": weights(pairs[0]), "alone": weights(pairs[1])}
+
+
 def stop(script: Callable[[Any, Any, int], object]) -> str:
     """Return the error that stops SCRIPT."""
     model: Any = paddle.DataParallel(new())
@@ -404,6 +434,7 @@ refused = (
     *(
         in_turn,
         nested,
+        clipped_between,
         frozen_last,
         thawed_late,
         alternated,
