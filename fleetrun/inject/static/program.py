@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .cpu import channels
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -90,19 +92,17 @@ def merged_updates(op: Any) -> list[Any]:
 
 def _communicates(op: Any) -> bool:
     # Over several communicators of CPUs, Python sends.
-    return op.type == "py_func" or bool(op.has_attr("ring_id"))
+    return op.has_attr("ring_id") or channels.channel_of(op) is not None
 
 
 def bytes_of(block: Any, name: str) -> int | None:
     """Return the size of the dense variable NAME in bytes; None if it is sparse or unknown yet."""
     variable = block._find_var_recursive(name)
     try:
-        shape = variable.shape
-        if "LOD_TENSOR" not in str(variable.type) and "DENSE_TENSOR" not in str(variable.type):
-            return None
+        shape, kind = variable.shape, str(variable.type)
     except (AttributeError, ValueError):
         return None
-    if any(extent < 0 for extent in shape):
+    if ("LOD_TENSOR" not in kind and "DENSE_TENSOR" not in kind) or min(shape, default=0) < 0:
         return None
     return int(math.prod(shape)) * _SIZES.get(str(variable.dtype)[-2:], 4)
 
